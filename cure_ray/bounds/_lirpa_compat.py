@@ -1,4 +1,4 @@
-"""Import auto_LiRPA on a modern torch: 0.3 (PyPI, 2022) needs three names put back first, 0.7.1 (its repository) needs none.
+"""Import auto_LiRPA on a modern torch: 0.3 (PyPI, 2022) needs three names put back, 0.7.1 (its repository) none.
 
 Everything here is inert when the name already exists, so the same call serves both versions.
 """
@@ -80,7 +80,7 @@ def _put_back_set_opset_version() -> None:
 
 
 def _put_back_node_getitem() -> None:
-    """torch dropped `node[name]` for attributes of graph nodes; each kind has its own getter (`i`, `f`, `t`, `is`, ...)."""
+    """torch dropped `node[name]` for attributes of graph nodes; each kind has its own getter (`i`, `f`, `t`, ...)."""
     node: Any = torch._C.Node
     if hasattr(node, "__getitem__"):
         return

@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine with Python 3.11: `make quickstart` and `make test`.
+# Each installs what is missing into .venv; the second time they only run.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Quiet, loopback-only, deterministic Ray for embedded runs and tests.
+export RAY_USAGE_STATS_ENABLED = 0
+
+.PHONY: help install quickstart test lint soundness chaos benchmarks clean
+
+help:
+	@echo "make quickstart  install, then train, certify and report a small real experiment"
+	@echo "make test        install, then lint, type check and run the tests"
+	@echo "make soundness   the long soundness suite"
+	@echo "make chaos       fault injection on a multi-node embedded cluster"
+	@echo "make benchmarks  measure, and rewrite docs/benchmarks.md"
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing into $(VENV) (about two minutes)"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps auto_LiRPA==0.3
+	@touch $@
+
+install: $(STAMP)
+
+quickstart: install
+	$(BIN)/cure-ray quickstart
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+soundness: install
+	$(BIN)/python -m pytest -q -m soundness_long tests/soundness
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,39 @@
+"""Experiments as data: frozen pydantic models, YAML in and out, presets.
+
+Every field is documented once, in its description: the same sentence is the command line's help and docs/configuration.md.
+Ambiguities of the paper are named A1..A30 (docs/algorithms.md); only those an experiment needs are fields.
+"""
+
+from cure_ray.config.experiment import Certification, Execution, Experiment
+from cure_ray.config.files import (
+    PRESETS,
+    dump_experiment,
+    load_experiment,
+    parse_experiment,
+    parse_override,
+    resolve,
+)
+from cure_ray.config.problem import IMAGE_SHAPES, Dataset, NetworkConfig, Threats
+from cure_ray.config.training import METHODS, MULTI_NORM, Attack, Method, Regions, Training
+
+__all__ = [
+    "IMAGE_SHAPES",
+    "METHODS",
+    "MULTI_NORM",
+    "PRESETS",
+    "Attack",
+    "Certification",
+    "Dataset",
+    "Execution",
+    "Experiment",
+    "Method",
+    "NetworkConfig",
+    "Regions",
+    "Threats",
+    "Training",
+    "dump_experiment",
+    "load_experiment",
+    "parse_experiment",
+    "parse_override",
+    "resolve",
+]

@@ -1,0 +1,78 @@
+"""The experiment: problem, training, execution and certification in one frozen object whose hash is the identity of a run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cure_ray.config._base import Model, NonNegative, Positive
+from cure_ray.config.problem import Dataset, NetworkConfig, Threats
+from cure_ray.config.training import Training
+from cure_ray.norms import NORMS, Norm, contains
+
+
+class Execution(Model):
+    """Where and how the work runs. Nothing here changes what is learnt, beyond rounding where the text says so."""
+
+    mode: Literal["serial", "parallel"] = Field("serial", description="serial: one process. parallel: Ray Train, the natural and the certified epoch at the same time.")
+    device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
+    threads: Annotated[int, Field(ge=1)] = Field(1, description="CPU threads per process. One gives the same bits on every machine with the same instruction set.")
+    compile: bool = Field(False, description="torch.compile the bound propagation and the attack step. Rounding may differ from the eager run.")
+    channels_last: bool | None = Field(None, description="Memory layout of convolutions; empty: whichever is faster for the device and network.")
+    keep_checkpoints: Annotated[int, Field(ge=1)] = Field(2, description="How many of the last epochs' checkpoints to keep.")
+    ct_workers: Annotated[int, Field(ge=1)] = Field(1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding.")
+    gpus_per_worker: NonNegative = Field(1.0, description="GPUs per rank on a cluster that has them; fractions allowed.")
+    cpus_per_worker: Positive = Field(1.0, description="CPUs per rank.")
+
+
+class Certification(Model):
+    """The defaults of `cure-ray certify` for this experiment."""
+
+    samples: Annotated[int, Field(ge=1)] = Field(1000, description="Test images to certify.")
+    selection: Literal["first", "stride"] = Field("first", description="Which test images (A28): the first ones, or an even stride over the test set.")
+    stages: tuple[Literal["ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound"], ...] = Field(("ibp", "crown-ibp", "attack", "crown", "alpha-crown"), description="Stages of the cascade, in order. Add branch-and-bound, with a budget, to decide more.")
+    seconds: NonNegative = Field(0.0, description="Branch-and-bound budget per sample and threat, in seconds (A27).")
+    nodes: Annotated[int, Field(ge=0)] = Field(20000, description="Branch-and-bound budget per sample and threat, in sub-problems.")
+
+
+class Experiment(Model):
+    """Everything a run depends on."""
+
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$", description="A short name for tables and directories.")
+    origin: str = Field("", description="Where the settings came from (preset, profile, scale); written by cure-ray, for the reader.")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="One seed for everything random.")
+    dataset: Dataset = Dataset()
+    network: NetworkConfig = NetworkConfig()
+    threats: Threats = Threats()
+    training: Training = Training()
+    execution: Execution = Execution()
+    certification: Certification = Certification()
+
+    @property
+    def config_hash(self) -> str:
+        """Identity of a trained network: everything but names, placement and certification settings."""
+        content = self.model_dump(mode="json", exclude={"name", "origin", "execution", "certification"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def training_eps(self, norm: Norm) -> float:
+        own = getattr(self.training.eps, norm)
+        return float(own) if own is not None else self.threats.eps(norm)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.dataset.train_size // self.training.batch_size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.training.batch_size > self.dataset.train_size:
+            raise ValueError(f"batch_size {self.training.batch_size} exceeds the {self.dataset.train_size} training images of {self.dataset.name}")
+        shape = self.dataset.input_shape
+        dimension = shape[0] * shape[1] * shape[2]
+        balls: Mapping[Norm, float] = {norm: self.threats.eps(norm) for norm in NORMS if self.threats.eps(norm) > 0}
+        for inner, inner_eps in balls.items():
+            for outer, outer_eps in balls.items():
+                if inner != outer and contains(outer, outer_eps, inner, inner_eps, dimension):
+                    raise ValueError(f"the {inner} ball of radius {inner_eps:g} lies inside the {outer} ball of radius {outer_eps:g} (dimension {dimension}), so it adds nothing to the union: change one of the radii, or set {inner} to 0 to leave it out")
+        return self

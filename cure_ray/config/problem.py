@@ -1,0 +1,107 @@
+"""The problem: which images, which network, which radii."""
+
+from fractions import Fraction
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cure_ray.config._base import Model, Positive, Radius
+from cure_ray.norms import NORMS, Norm
+
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tinyimagenet"]
+IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "tinyimagenet": (3, 64, 64),
+}
+TRAIN_SIZES: dict[str, int] = {
+    "digits": 1437,
+    "mnist": 60000,
+    "fashion-mnist": 60000,
+    "cifar10": 50000,
+    "cifar100": 50000,
+    "tinyimagenet": 100000,
+}
+
+
+class Dataset(Model):
+    """Which images, and how they are split."""
+
+    name: DatasetName = Field("digits", description="Data set. `digits` ships with scikit-learn and needs no download.")
+    train_samples: int | None = Field(None, ge=2, description="Use only this many training images (the first of a fixed shuffle); all if empty.")
+    validation: Annotated[int, Field(ge=0)] | None = Field(None, description="Images held out of the training set for validation and searches; a fixed, seed-independent choice. Empty: a tenth of the training set, at most 5000.")
+    augment: bool = Field(True, description="Random flips and crops where the data set has them (CIFAR, TinyImageNet); reproducible per (seed, epoch, sample).")
+    crop: int | None = Field(None, ge=8, le=64, description="TinyImageNet only (A1): side of the crop used for training and testing; 56 by default, 64 pads instead.")
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        channels, height, width = IMAGE_SHAPES[self.name]
+        if self.name == "tinyimagenet":
+            height = width = self.crop or 56
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        return {"cifar100": 100, "tinyimagenet": 200}.get(self.name, 10)
+
+    @property
+    def pool_size(self) -> int:
+        """Images available for training and validation together."""
+        return min(self.train_samples or TRAIN_SIZES[self.name], TRAIN_SIZES[self.name])
+
+    @property
+    def validation_size(self) -> int:
+        return self.validation if self.validation is not None else min(5000, self.pool_size // 10)
+
+    @property
+    def train_size(self) -> int:
+        return self.pool_size - self.validation_size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.crop is not None and self.name != "tinyimagenet":
+            raise ValueError(f"crop applies to tinyimagenet only, not to {self.name}")
+        if self.validation_size >= self.pool_size:
+            raise ValueError(f"validation={self.validation} leaves no training image of {self.pool_size}")
+        return self
+
+
+class NetworkConfig(Model):
+    """Which architecture."""
+
+    name: Literal["cnn7", "conv-small", "mlp"] = Field("conv-small", description="cnn7 is the paper's network; conv-small and mlp are for CPUs and tests.")
+    width: Positive = Field(1.0, description="Multiplier of all channel and hidden widths.")
+    batch_norm: bool = Field(True, description="BN between every affine layer and its ReLU (conv-small and mlp; cnn7 always has it).")
+    init: Literal["ibp", "default"] = Field("ibp", description="ibp: weights ~ Normal(0, sqrt(2 pi)/fan_in), made for bound propagation. default: PyTorch's.")
+    last_conv_stride: Literal[1, 2] = Field(1, description="cnn7 only (A1): stride of the fifth convolution.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name == "cnn7" and not self.batch_norm:
+            raise ValueError("cnn7 always has batch normalisation; use conv-small or mlp for networks without it")
+        if self.name != "cnn7" and self.last_conv_stride != 1:
+            raise ValueError(f"last_conv_stride belongs to cnn7, not to {self.name}")
+        return self
+
+
+class Threats(Model):
+    """The radii to be robust to, in pixel units (images in [0, 1]); fractions like 8/255 are kept exactly."""
+
+    linf: Radius = Field(Fraction(1, 10), description="l_inf radius in pixel units.")
+    l2: Radius = Field(Fraction(1, 2), description="l_2 radius in pixel units.")
+    l1: Radius = Field(Fraction(1), description="l_1 radius in pixel units.")
+
+    def eps(self, norm: Norm) -> float:
+        return float(getattr(self, norm))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for norm in NORMS:
+            if self.eps(norm) < 0:
+                raise ValueError(f"{norm} radius must not be negative, got {self.eps(norm)}")
+        if self.linf > 1:
+            raise ValueError(f"linf={self.eps('linf'):g}: radii are in pixel units with images in [0, 1]; for 8-bit levels write it as a fraction, e.g. 8/255")
+        return self

@@ -1,0 +1,16 @@
+"""The three norms by name: duals, and when one ball contains another (docs/algorithms.md, threat models)."""
+
+import math
+from typing import Literal
+
+Norm = Literal["linf", "l2", "l1"]
+NORMS: tuple[Norm, ...] = ("linf", "l2", "l1")
+P: dict[Norm, float] = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
+DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
+
+
+def contains(outer: Norm, outer_eps: float, inner: Norm, inner_eps: float, dimension: int) -> bool:
+    """Whether the ball (inner, inner_eps) lies inside (outer, outer_eps) in `dimension` dimensions."""
+    p, q = P[inner], P[outer]
+    growth = 1.0 if p <= q else dimension ** (1.0 / q - (0.0 if math.isinf(p) else 1.0 / p))
+    return inner_eps * growth <= outer_eps

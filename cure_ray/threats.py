@@ -1,0 +1,164 @@
+"""Threat models: a norm and a radius in pixel units, always intersected with the image domain [0, 1].
+
+Besides the `Threat` itself, the geometry every consumer shares, on tensors whose last dimension is the flattened image:
+dual norms, projections onto ball∩box (attacks), and the support function of ball∩box (certificates).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cure_ray.errors import UserError, nearest
+from cure_ray.norms import DUAL, NORMS, P, Norm
+
+
+@dataclass(frozen=True)
+class Threat:
+    """All images within `eps` of the original in `norm`, inside [0, 1]."""
+
+    norm: Norm
+    eps: float
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise UserError(f"unknown norm {self.norm!r}.{nearest(str(self.norm), NORMS)}")
+        if not (math.isfinite(self.eps) and self.eps >= 0):
+            raise UserError(f"the radius of {self.norm} must be a finite number >= 0 in pixel units, got {self.eps}")
+
+    def __str__(self) -> str:
+        return f"{self.norm}={self.eps:g}"
+
+
+def offsets(x: Tensor, eps: float, box: bool = True) -> tuple[Tensor, Tensor]:
+    """The smallest and largest change of every pixel: within eps and, with `box`, without leaving [0, 1]."""
+    low, high = torch.full_like(x, -eps), torch.full_like(x, eps)
+    return (torch.maximum(low, -x), torch.minimum(high, 1 - x)) if box else (low, high)
+
+
+def dual_norm(A: Tensor, norm: Norm) -> Tensor:
+    """max A.d over the unit ball of `norm`, over the last dimension."""
+    return torch.linalg.vector_norm(A, P[DUAL[norm]], dim=-1)
+
+
+def distance(delta: Tensor, norm: Norm) -> Tensor:
+    return torch.linalg.vector_norm(delta, P[norm], dim=-1)
+
+
+# ---------------------------------------------------------------- projections
+
+
+def project(delta: Tensor, x: Tensor, threat: Threat, steps: int = 60) -> Tensor:
+    """The point of ball∩box nearest (in l2) to x + delta, as an offset from x. Feasible whether or not it has converged.
+
+    The minimiser is clip(shrink(delta, t), lo, hi) for one multiplier t >= 0 per sample, and its norm falls as t grows, so
+    bisection finds t; its upper end is always feasible.
+    """
+    low, high = offsets(x, threat.eps)
+    if threat.norm == "linf":
+        return delta.clamp(low, high)
+
+    def at(t: Tensor) -> Tensor:
+        moved = delta / (1 + t) if threat.norm == "l2" else delta.sign() * (delta.abs() - t).clamp_min(0)
+        return moved.clamp(low, high)
+
+    feasible = (distance(at(torch.zeros_like(delta[..., :1])), threat.norm) <= threat.eps).unsqueeze(-1)
+    # At `far` even the unclipped point is inside the ball.
+    size = distance(delta, threat.norm).unsqueeze(-1)
+    far = size / max(threat.eps, 1e-12) if threat.norm == "l2" else delta.abs().amax(-1, keepdim=True)
+    near = torch.zeros_like(far)
+    for _ in range(steps):
+        middle = (near + far) / 2
+        inside = distance(at(middle), threat.norm).unsqueeze(-1) <= threat.eps
+        near, far = torch.where(inside, near, middle), torch.where(inside, middle, far)
+    return at(torch.where(feasible, torch.zeros_like(far), far))
+
+
+# ---------------------------------------------------------------- support functions
+
+
+def _dot(A: Tensor, v: Tensor) -> Tensor:
+    """Sum over the last dimension; a matrix product where v is shared by all rows (dimension -2 of size 1)."""
+    if A.dim() >= 2 and v.dim() == A.dim() and v.shape[-2] == 1:
+        return torch.matmul(A, v.transpose(-1, -2)).squeeze(-1)
+    return (A * v).sum(-1)
+
+
+def minimise_linear(
+    A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Threat, box: bool, steps: int = 10
+) -> tuple[Tensor, Tensor]:
+    """min of A.(x + d) over the offsets d of the ball, with `box` also low <= d <= high; and a minimiser.
+
+    For l2 and l1 with the box the value is that of the Lagrangian dual at some multiplier, hence a lower bound by weak duality
+    whether or not the multiplier is optimal. The minimiser steers searches only: nothing sound depends on it.
+    """
+    eps = threat.eps
+    if threat.norm == "linf":
+        centre, radius = (low + high) / 2, (high - low) / 2
+        return _dot(A, x + centre) - _dot(A.abs(), radius), torch.where(A >= 0, low, high)
+    base = _dot(A, x)
+    if eps == 0:
+        return base, torch.zeros_like(A)
+    if not box:
+        value, d = _ball_l2(A, eps) if threat.norm == "l2" else _ball_l1(A, eps)
+    else:
+        value, d = _boxed_l2(A, low, high, eps, steps) if threat.norm == "l2" else _boxed_l1(A, low, high, eps)
+    return base + value, d
+
+
+def _ball_l2(A: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    size = torch.linalg.vector_norm(A, dim=-1)
+    tiny = torch.finfo(A.dtype).tiny
+    return -eps * size, -eps * A / size.clamp_min(tiny).unsqueeze(-1)
+
+
+def _ball_l1(A: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    size, index = A.abs().max(-1, keepdim=True)
+    d = torch.zeros_like(A).scatter(-1, index, -eps * torch.gather(A, -1, index).sign())
+    return -eps * size.squeeze(-1), d
+
+
+def _boxed_l2(A: Tensor, low: Tensor, high: Tensor, eps: float, steps: int) -> tuple[Tensor, Tensor]:
+    """Dual in the multiplier m of (|d|^2 - eps^2) / 2: d(m) = clip(-A/m, low, high).
+
+    m starts at the optimum without the box and only falls: given which coordinates are clipped, the m that puts d(m) on the
+    sphere has a closed form. A fixed number of steps, so that the result of a row does not depend on its batch.
+    """
+    tiny = torch.finfo(A.dtype).tiny ** 0.5
+    m = (torch.linalg.vector_norm(A, dim=-1, keepdim=True) / eps).clamp_min(tiny)
+    for _ in range(steps):
+        free = -A / m
+        d = torch.minimum(torch.maximum(free, low), high)
+        clipped = d != free
+        left = eps * eps - (d * d).masked_fill(~clipped, 0).sum(-1, keepdim=True)
+        wanted = (A * A).masked_fill(clipped, 0).sum(-1, keepdim=True)
+        better = (wanted / left.clamp_min(tiny)).sqrt().clamp_min(tiny)
+        m = torch.where((left > 0) & (better < m), better, m)
+    d = torch.minimum(torch.maximum(-A / m, low), high)
+    value = (A * d + (m / 2) * d * d).sum(-1) - m.squeeze(-1) * (eps * eps / 2)
+    # The multiplier 0 (the box alone) is optimal when the ball does not bind, and costs one pass.
+    corner = torch.where(A >= 0, low, high)
+    alone = (A * corner).sum(-1)
+    return torch.maximum(value, alone), torch.where((alone > value).unsqueeze(-1), corner, d)
+
+
+def _boxed_l1(A: Tensor, low: Tensor, high: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """A fractional knapsack: spend eps on the coordinates of largest |A|, each up to its room. Dual price = |A| at the crossing.
+
+    Only the largest entries are sorted; when they do not use up eps, the price is the smallest of them, still sound.
+    """
+    room = torch.where(A < 0, high, -low)
+    worth = torch.where(room > 0, A.abs(), torch.zeros_like(A))
+    count = min(A.shape[-1], int(6 * min(eps, A.shape[-1])) + 24)
+    worth_K, index_K = worth.topk(count, dim=-1)
+    room_K = torch.gather(room, -1, index_K)
+    spent_K = room_K.cumsum(-1)
+    crossed = spent_K >= eps
+    price = worth_K.masked_fill(~crossed, 0).amax(-1, keepdim=True)
+    floor = worth_K[..., -1:] if count < A.shape[-1] else torch.zeros_like(price)
+    price = torch.where(crossed[..., -1:], price, floor)
+    value = -(price.squeeze(-1) * eps + ((worth_K - price).clamp_min(0) * room_K).sum(-1))
+    take_K = torch.minimum(room_K, (eps - (spent_K - room_K)).clamp_min(0))
+    d = torch.zeros_like(A).scatter(-1, index_K, -take_K * torch.gather(A, -1, index_K).sign())
+    return value, d
