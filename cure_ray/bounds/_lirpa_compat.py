@@ -1,4 +1,4 @@
-"""Import auto_LiRPA on a modern torch: 0.3 (PyPI, 2022) needs three names put back, 0.7.1 (its repository) none.
+"""Import auto_LiRPA on a modern torch: 0.3 (PyPI, 2022) needs four things put back, 0.7.1 (its repository) none.
 
 Everything here is inert when the name already exists, so the same call serves both versions.
 """
@@ -6,6 +6,7 @@ Everything here is inert when the name already exists, so the same call serves b
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 import types
 import warnings
@@ -38,12 +39,14 @@ def load() -> Any:
     try:
         with warnings.catch_warnings():  # auto_LiRPA changes the warning filters of the whole process on import
             warnings.simplefilter("ignore")
-            return importlib.import_module("auto_LiRPA")
+            module = importlib.import_module("auto_LiRPA")
     except ImportError as error:
         raise UserError(f"auto_LiRPA is installed but cannot be imported: {error}. {INSTALL_HINT}") from error
     finally:
         for name in borrowed:
             sys.modules.pop(name, None)
+    _accept_remove_duplicate(module.BoundedModule)
+    return module
 
 
 def version() -> str:
@@ -89,3 +92,15 @@ def _put_back_node_getitem() -> None:
         return getattr(self, self.kindOf(name))(name)
 
     node.__getitem__ = get
+
+
+def _accept_remove_duplicate(bounded_module: Any) -> None:
+    """nn.Module passes `remove_duplicate` to `_named_members` since torch 2.0; the override of 0.3 does not know it."""
+    original = bounded_module._named_members
+    if "remove_duplicate" in inspect.signature(original).parameters:
+        return
+
+    def named_members(self: Any, *args: Any, remove_duplicate: bool = True, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
+
+    bounded_module._named_members = named_members

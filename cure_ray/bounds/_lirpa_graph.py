@@ -1,4 +1,4 @@
-"""Prepare a network for auto_LiRPA: fold what stands before the first affine layer into it, refuse what cannot be folded.
+"""Prepare a network for auto_LiRPA: fold what stands before the first affine layer into it, or refuse it.
 
 auto_LiRPA carries an l2 or l1 ball only as far as the first operator. A convolution or a linear layer turns it into an
 interval by the dual norm; any other operator drops the radius without a word, and everything after it is "certified"
@@ -8,6 +8,7 @@ interval by the dual norm; any other operator drops the radius without a word, a
 import copy
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,23 +24,20 @@ _AFFINE_OPS: dict[Any, str] = {
     operator.truediv: "div", operator.itruediv: "div", torch.div: "div", "div": "div", "div_": "div",
 }  # fmt: skip
 _FLATTEN_OPS = {torch.flatten, "flatten"}
-_SHAPE_OPS = {"size", getattr}  # read by x.view(x.size(0), -1); they carry no values
 _VIEW_OPS = {"view", "reshape", torch.reshape}
 
 
-class BiasMapConv(nn.Module):
-    """A convolution whose bias differs by position, as folding a shift through zero padding requires."""
+@dataclass(frozen=True)
+class Prepared:
+    """network(x) == model(x + offset), flattened first if `flat`. A shift moves a ball and keeps its shape."""
 
-    bias_map: Tensor
+    model: nn.Module
+    offset: Tensor  # [C, H, W]
+    flat: bool
 
-    def __init__(self, conv: nn.Conv2d, bias_map: Tensor) -> None:
-        super().__init__()
-        self.conv = conv
-        self.register_buffer("bias_map", bias_map)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.conv(x) + self.bias_map
-        return result
+    def inputs(self, x: Tensor) -> Tensor:
+        moved = x + self.offset
+        return moved.flatten(1) if self.flat else moved
 
 
 class _Tracer(fx.Tracer):
@@ -47,10 +45,11 @@ class _Tracer(fx.Tracer):
         return isinstance(m, Normalize) or super().is_leaf_module(m, module_qualified_name)
 
 
-def prepare(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[nn.Module, bool]:
-    """The same function in float64 with every operation before the first affine layers folded into them.
+def prepare(network: nn.Module, input_shape: tuple[int, int, int]) -> Prepared:
+    """The same function in float64 that begins with affine layers; UserError if auto_LiRPA would treat it unsoundly.
 
-    Also says whether the result expects flattened images. Raises UserError for a graph auto_LiRPA would treat unsoundly.
+    scale * x + shift = scale * (x + shift / scale): the scale goes into the weights and the shift moves the input. That
+    is exact also where a convolution pads with zeros, and needs no bias that differs by position.
     """
     original = copy.deepcopy(network).double().eval().requires_grad_(False)
     graph_module = _trace(original)
@@ -60,14 +59,17 @@ def prepare(network: nn.Module, input_shape: tuple[int, int, int]) -> tuple[nn.M
     for user in _value_users(node):
         module = _first_affine(graph_module, user, flat)
         name = f"first_affine_{len(list(graph_module.children()))}"
-        graph_module.add_submodule(name, _fold(module, scale, shift))
+        graph_module.add_submodule(name, _scaled(module, scale))
         user.target = name
         user.replace_input_with(node, placeholder)
     graph_module.graph.eliminate_dead_code()
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()
-    _must_agree(original, graph_module, input_shape, flat)
-    return graph_module, flat
+    if bool((scale == 0).any()):
+        raise UserError("auto_LiRPA engine: the network multiplies a pixel by zero before its first layer")
+    prepared = Prepared(graph_module, (shift / scale).view(input_shape), flat)
+    _must_agree(original, prepared, input_shape)
+    return prepared
 
 
 def _device(network: nn.Module) -> torch.device:
@@ -85,14 +87,21 @@ def _trace(network: nn.Module) -> fx.GraphModule:
 
 
 def _single_input(graph_module: fx.GraphModule) -> fx.Node:
-    inputs = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    inputs: list[fx.Node] = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     if len(inputs) != 1:
         raise UserError(f"auto_LiRPA engine: the network must take one tensor of images, it takes {len(inputs)} inputs")
     return inputs[0]
 
 
 def _value_users(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if not (user.op in ("call_method", "call_function") and user.target in _SHAPE_OPS)]
+    return [user for user in node.users if not _reads_shape_only(user)]
+
+
+def _reads_shape_only(node: fx.Node) -> bool:
+    """As in x.view(x.size(0), -1): carries no pixel values, so it cannot lose the radius."""
+    if node.op == "call_method":
+        return node.target in ("size", "dim")
+    return node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim")
 
 
 def _walk(
@@ -129,9 +138,9 @@ def _is_flatten(node: fx.Node, module: nn.Module | None) -> bool:
         return False
     rest = node.args[1:]
     if node.target in _FLATTEN_OPS:
-        return rest == (1,) or node.kwargs.get("start_dim") == 1
+        return bool(rest == (1,) or node.kwargs.get("start_dim") == 1)
     if node.target in _VIEW_OPS:
-        return len(rest) == 2 and rest[1] == -1 and isinstance(rest[0], fx.Node)
+        return len(rest) == 2 and bool(rest[1] == -1) and isinstance(rest[0], fx.Node)
     return False
 
 
@@ -181,42 +190,35 @@ def _first_affine(graph_module: fx.GraphModule, user: fx.Node, flat: bool) -> nn
     what = type(module).__name__ if module is not None else getattr(user.target, "__name__", str(user.target))
     raise UserError(
         f"auto_LiRPA engine: the input meets {what!r} ({user.name}) before the first convolution or linear layer. "
-        "auto_LiRPA silently loses the radius of l2 and l1 balls there and would certify everything, so this network is "
-        "refused. Let every path from the input begin with Conv2d (zero padding) or Flatten and Linear; a normalisation "
-        "with constant mean and std in front of them is fine and is folded."
+        "auto_LiRPA silently loses the radius of l2 and l1 balls there and would certify everything, so this network "
+        "is refused. Let every path from the input begin with Conv2d (zero padding) or with Flatten and Linear; "
+        "a normalisation with constant mean and std in front of them is fine and is folded."
     )
 
 
-def _fold(module: nn.Conv2d | nn.Linear, scale: Tensor, shift: Tensor) -> nn.Module:
-    """The layer with x -> scale * x + shift put in front of it."""
-    if bool((scale == 1).all()) and bool((shift == 0).all()):
+def _scaled(module: nn.Conv2d | nn.Linear, scale: Tensor) -> nn.Module:
+    """The layer with x -> scale * x put in front of it."""
+    if bool((scale == 1).all()):
         return module
-    folded = copy.deepcopy(module)
-    if isinstance(folded, nn.Linear):
-        bias = module(shift)
-        folded.weight = nn.Parameter(module.weight * scale, requires_grad=False)
-        folded.bias = nn.Parameter(bias, requires_grad=False)
-        return folded
-    per_channel = scale[:, :1, :1]
-    if module.groups != 1 or not bool((scale == per_channel).all()):
-        raise UserError(
-            "auto_LiRPA engine: the scaling in front of the first convolution differs by pixel, or that convolution is "
-            "grouped, so it cannot be folded. Use one mean and std per channel and an ungrouped first convolution."
-        )
-    bias_map = module(shift[None])
-    folded.weight = nn.Parameter(module.weight * per_channel, requires_grad=False)
-    if bool((bias_map == bias_map[:, :, :1, :1]).all()):
-        folded.bias = nn.Parameter(bias_map[0, :, 0, 0].clone(), requires_grad=False)
-        return folded
-    folded.bias = None
-    return BiasMapConv(folded, bias_map)
+    scaled = copy.deepcopy(module)
+    if isinstance(module, nn.Conv2d):
+        per_channel = scale[:, :1, :1]
+        if module.groups != 1 or not bool((scale == per_channel).all()):
+            raise UserError(
+                "auto_LiRPA engine: the scaling in front of the first convolution differs by pixel, or that "
+                "convolution is grouped, so it cannot be folded. Use one std per channel and an ungrouped first convolution."
+            )
+        scale = per_channel
+    scaled.weight = nn.Parameter(module.weight * scale, requires_grad=False)
+    return scaled
 
 
 @torch.no_grad()
-def _must_agree(original: nn.Module, prepared: nn.Module, input_shape: tuple[int, int, int], flat: bool) -> None:
-    x = torch.rand((4, *input_shape), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(_device(original))
-    expected, got = original(x), prepared(x.flatten(1) if flat else x)
-    if not torch.allclose(expected, got, rtol=1e-9, atol=1e-9):
+def _must_agree(original: nn.Module, prepared: Prepared, input_shape: tuple[int, int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand((4, *input_shape), dtype=torch.float64, generator=generator).to(_device(original))
+    expected, got = original(x), prepared.model(prepared.inputs(x))
+    if not torch.allclose(expected, got, rtol=1e-9, atol=1e-9, equal_nan=True):
         raise UserError(
             "auto_LiRPA engine: folding the input normalisation changed the network's outputs by up to "
             f"{(expected - got).abs().max().item():.2e}; the network is refused rather than certified wrongly."

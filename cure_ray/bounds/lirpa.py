@@ -50,7 +50,7 @@ class LirpaProblem:
 
 
 class LirpaEngine:
-    """auto_LiRPA (0.3 or 0.7.1) as an Engine for any network of `Conv2d`, `Linear`, BN, ReLU, pooling, skip connections ..."""
+    """auto_LiRPA (0.3 or 0.7.1) as an Engine: sequential networks, and graphs with skip connections and pooling."""
 
     name = "auto_lirpa"
     stages: tuple[Stage, ...] = ("ibp", "crown-ibp", "crown", "alpha-crown")
@@ -72,7 +72,7 @@ class LirpaEngine:
         self.device = torch.device(device)
         self.input_shape: tuple[int, int, int] = shape
         self._lirpa = lirpa
-        self._model, self._flat = _lirpa_graph.prepare(copy.deepcopy(network).to(self.device), shape)
+        self._prepared = _lirpa_graph.prepare(copy.deepcopy(network).to(self.device), shape)
         self._options = {
             # One alpha per neuron and specification. The sparse storage of 0.3 breaks on convolutions with more than
             # 512 unstable neurons.
@@ -82,12 +82,12 @@ class LirpaEngine:
         }
         self._bounded = self._wrap()
         with torch.no_grad():
-            self.num_classes = int(self._model(self._images(torch.zeros(1, *shape))).shape[1])
+            self.num_classes = int(self._prepared.model(self._images(torch.zeros(1, *shape))).shape[1])
 
     def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Threat, box: bool = True) -> LirpaProblem:
         if tuple(x_BCHW.shape[1:]) != self.input_shape:
             raise UserError(f"images of shape {self.input_shape} expected, got {tuple(x_BCHW.shape[1:])}")
-        if y_B.numel() and not (0 <= int(y_B.min()) and int(y_B.max()) < self.num_classes):
+        if y_B.numel() and not (int(y_B.min()) >= 0 and int(y_B.max()) < self.num_classes):
             raise UserError(f"labels must lie in 0..{self.num_classes - 1}, got {int(y_B.min())}..{int(y_B.max())}")
         x = x_BCHW.detach().to(self.device, torch.float64).contiguous()
         return LirpaProblem(x, y_B.detach().to(self.device, torch.int64), threat, box)
@@ -99,7 +99,7 @@ class LirpaEngine:
             raise UserError(f"auto_LiRPA offers {', '.join(self.stages)}, not {stage}")
         if problem.size == 0:
             return torch.empty((0, self.num_classes - 1), dtype=torch.float64, device=self.device)
-        # Optimised slopes stay behind in the module and would be picked up by later calls of 0.3: a fresh one each time.
+        # 0.3 leaves optimised slopes behind in the module and later calls would pick them up: a fresh one each time.
         bounded = self._wrap() if stage == "alpha-crown" else self._bounded
         C = _margin_specification(problem.y, self.num_classes)
         gradients = torch.enable_grad() if stage == "alpha-crown" else torch.no_grad()
@@ -108,36 +108,34 @@ class LirpaEngine:
             lower, _ = bounded.compute_bounds(x=(image,), C=C, method=_METHODS[stage], bound_upper=False)
         lower = lower.detach()
         if lower.dtype != torch.float64 or lower.shape != C.shape[:2]:
-            raise RuntimeError(f"auto_LiRPA returned {lower.dtype} {tuple(lower.shape)}, expected float64 {tuple(C.shape[:2])}")
+            raise RuntimeError(f"auto_LiRPA returned {lower.dtype} {tuple(lower.shape)}, not {C.shape[:2]} float64")
         # A lower bound of +inf is no bound at all: it comes from an overflow.
         return torch.where(lower == math.inf, torch.full_like(lower, math.nan), lower)
 
     def branch(self, problem: Problem, seconds: float, nodes: int) -> list[Branching]:
-        raise UserError("auto_LiRPA has no branch and bound; use the native engine, or leave out the branch-and-bound stage")
+        raise UserError("auto_LiRPA has no branch and bound; use the native engine or leave that stage out")
 
     def _images(self, x: Tensor) -> Tensor:
-        x = x.to(self.device, torch.float64)
-        return x.flatten(1) if self._flat else x
+        return self._prepared.inputs(x.to(self.device, torch.float64))
 
     def _perturbation(self, problem: LirpaProblem) -> Any:
         threat = problem.threat
         x_L = x_U = None
         if threat.norm == "linf":
-            x = self._images(problem.x)
-            x_L, x_U = x - threat.eps, x + threat.eps
+            x_L, x_U = problem.x - threat.eps, problem.x + threat.eps
             if problem.box:
                 x_L, x_U = x_L.clamp(0, 1), x_U.clamp(0, 1)
+            x_L, x_U = self._images(x_L), self._images(x_U)
         return self._lirpa.PerturbationLpNorm(norm=P[threat.norm], eps=threat.eps, x_L=x_L, x_U=x_U)
 
     def _wrap(self) -> Any:
         example = self._images(torch.zeros(1, *self.input_shape))
         try:
             with _quiet_float64():
-                return self._lirpa.BoundedModule(
-                    copy.deepcopy(self._model), example, bound_opts=copy.deepcopy(self._options), device=self.device
-                )
+                model, options = copy.deepcopy((self._prepared.model, self._options))
+                return self._lirpa.BoundedModule(model, example, bound_opts=options, device=self.device)
         except (NotImplementedError, KeyError) as error:
-            layers = sorted({type(m).__name__ for m in self._model.modules() if not list(m.children())})
+            layers = sorted({type(m).__name__ for m in self._prepared.model.modules() if not list(m.children())})
             raise UserError(
                 f"auto_LiRPA {self.version} does not support an operation of this network ({error or 'unnamed'}); "
                 f"its layers are {', '.join(layers)}"
@@ -163,7 +161,7 @@ def _check_network(network: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _quiet_float64() -> Iterator[None]:
-    """auto_LiRPA allocates slopes and buffers in the default dtype: make that float64 while it runs, and silence its logs."""
+    """auto_LiRPA allocates slopes in the default dtype: make that float64 while it runs, and silence its logs."""
     with _default_dtype, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 1/0 for the dual of l1, deprecations of the tracer
         before, disabled = torch.get_default_dtype(), logging.root.manager.disable
