@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cure_ray.errors import UserError, nearest
-from cure_ray.norms import DUAL, NORMS, P, Norm
+from cure_ray.norms import DUAL, NORMS, Norm, P
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ def _dot(A: Tensor, v: Tensor) -> Tensor:
     return (A * v).sum(-1)
 
 
-def minimise_linear(
-    A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Threat, box: bool, steps: int = 10
-) -> tuple[Tensor, Tensor]:
+def minimise_linear(A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Threat, box: bool, steps: int = 10) -> tuple[Tensor, Tensor]:
     """min of A.(x + d) over the offsets d of the ball, with `box` also low <= d <= high; and a minimiser.
 
     For l2 and l1 with the box the value is that of the Lagrangian dual at some multiplier, hence a lower bound by weak duality

@@ -15,6 +15,7 @@ from cure_ray.errors import UserError
 from cure_ray.networks import Normalize
 
 Shape = tuple[int, ...]
+KNOWN = (Normalize, nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten)
 ADVICE = "The engine 'auto_lirpa' handles general graphs."
 
 
@@ -94,19 +95,15 @@ class Affine:
     def _overlap_add(self, A_RHWC: Tensor, height: int, width: int) -> Tensor:
         R, H, W, C = A_RHWC.shape
         (sy, sx), (ky, kx) = self.stride, self.kernel
-        extra = (height - ((H - 1) * sy + ky), width - ((W - 1) * sx + kx))
-        # PyTorch's transposed convolution wants 0 <= extra < stride; rows no output reads can be missing or in excess.
-        fits = all(0 <= e < s or e == 0 for e, s in zip(extra, self.stride, strict=True))
         if self.in_shape[0] > 4 or self.weight.device.type != "cpu":
-            pad = extra if fits else (0, 0)
-            out = F.conv_transpose2d(A_RHWC.permute(0, 3, 1, 2), self.weight, None, self.stride, 0, pad).permute(0, 2, 3, 1)
-            return out if fits else F.pad(out, (0, 0, 0, max(0, extra[1]), 0, max(0, extra[0])))
+            unread = (height - ((H - 1) * sy + ky), width - ((W - 1) * sx + kx))  # border that no output reads
+            image = A_RHWC.permute(0, 3, 1, 2)
+            return F.conv_transpose2d(image, self.weight, None, self.stride, 0, unread).permute(0, 2, 3, 1)
         # Few input channels: one matrix product and k*k shifted additions are 2 to 3 times faster on CPUs.
-        key = "columns"
-        if key not in self.cache:
-            self.cache[key] = self.weight.permute(0, 2, 3, 1).reshape(C, -1).contiguous()
-        columns = (A_RHWC.reshape(-1, C) @ self.cache[key]).view(R, H, W, ky, kx, -1)
-        out = A_RHWC.new_zeros(R, max(height, (H - 1) * sy + ky), max(width, (W - 1) * sx + kx), columns.shape[-1])
+        if "columns" not in self.cache:
+            self.cache["columns"] = self.weight.permute(0, 2, 3, 1).reshape(C, -1).contiguous()
+        columns = (A_RHWC.reshape(-1, C) @ self.cache["columns"]).view(R, H, W, ky, kx, -1)
+        out = A_RHWC.new_zeros(R, height, width, columns.shape[-1])
         for i in range(ky):
             for j in range(kx):
                 out[:, i : i + sy * (H - 1) + 1 : sy, j : j + sx * (W - 1) + 1 : sx] += columns[:, :, :, i, j]
@@ -157,7 +154,8 @@ class Compiled:
 
 
 def _modules(network: nn.Module) -> list[nn.Module]:
-    if isinstance(network, nn.Sequential):
+    # A subclass of Sequential with a forward of its own (a residual block, say) is not a sequence.
+    if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
         return [m for child in network for m in _modules(child)]
     return [network]
 
@@ -177,9 +175,7 @@ def _tensor64(t: Tensor | None, size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.float64) if t is None else t.detach().cpu().double()
 
 
-def _fold_batch_norm(
-    weight: Tensor, bias: Tensor, scale: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fold_batch_norm(weight: Tensor, bias: Tensor, scale: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
     if norm.running_mean is None or norm.running_var is None:
         raise UserError("a BatchNorm layer has no running statistics: certification needs fixed ones")
     size = weight.shape[0]
@@ -220,23 +216,28 @@ def _affine(
 @torch.no_grad()
 def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
     """Read a sequential network into affine maps, in float64 on the CPU. Raises UserError for anything not understood."""
-    modules = [m for m in _modules(network) if not isinstance(m, nn.Identity | nn.Dropout | nn.Dropout2d)]
+    modules = [m for m in _modules(network) if type(m) not in (nn.Identity, nn.Dropout, nn.Dropout2d)]
     if any(m.training for m in network.modules()):
         raise UserError("the network is in train mode: call network.eval() first, bounds hold for running statistics only")
     check_finite(network)
     layers: list[Affine] = []
     normalize: Normalize | None = None
-    shape, activated, index = input_shape, True, 0
+    shape, flat, activated, index = input_shape, len(input_shape) == 1, True, 0
     while index < len(modules):
         module = modules[index]
         position = index
         index += 1
+        # Exact types: a subclass may compute something else.
+        if type(module) not in KNOWN:
+            raise _refuse(position, module, "the native engine does not know this layer")
         if isinstance(module, Normalize):
-            if layers or normalize is not None or len(shape) != 3:
+            if layers or normalize is not None or flat:
                 raise _refuse(position, module, "Normalize is understood only as the first layer")
             normalize = module
         elif isinstance(module, nn.Flatten):
-            continue
+            if (module.start_dim, module.end_dim) != (1, -1):
+                raise _refuse(position, module, "only a Flatten of everything but the batch is understood")
+            flat = True
         elif isinstance(module, nn.ReLU):
             if not layers or activated:
                 raise _refuse(position, module, "a ReLU must follow an affine layer")
@@ -246,6 +247,8 @@ def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
                 raise _refuse(position, module, "two affine layers without a ReLU between them")
             if isinstance(module, nn.Conv2d):
                 _check_conv(position, module)
+            if flat == isinstance(module, nn.Conv2d):
+                raise _refuse(position, module, "Conv2d needs images and Linear needs a Flatten before it")
             wanted = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
             given = shape[0] if isinstance(module, nn.Conv2d) else math.prod(shape)
             if wanted != given:
@@ -259,10 +262,8 @@ def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
                 index += 1
             layers.append(_affine(module, weight, bias, scale, shape, normalize if not layers else None))
             shape, activated = layers[-1].out_shape, False
-        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            raise _refuse(position, module, "BatchNorm is understood only directly after Conv2d or Linear")
         else:
-            raise _refuse(position, module, "the native engine does not know this layer")
+            raise _refuse(position, module, "BatchNorm is understood only directly after Conv2d or Linear")
     if not layers or layers[-1].is_conv or activated:
         raise UserError(f"the native engine needs a network that ends in a Linear layer. {ADVICE}")
     for position, layer in enumerate(layers):

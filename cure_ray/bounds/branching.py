@@ -1,0 +1,252 @@
+"""Branch and bound on unstable ReLUs with split multipliers (beta-CROWN), many samples in one batch.
+
+A sub-problem fixes the sign of some unstable neurons. Each constraint z >= 0 (or <= 0) enters the bound with a multiplier
+beta >= 0; hidden bounds stay those of the root. Whatever slopes and multipliers the search proposes, the bound is sound, and a
+sub-problem is closed only when its bound is positive in the deciding precision.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.linear import Ascent
+from cure_ray.bounds.relaxation import Relaxation
+from cure_ray.bounds.subproblems import Space
+
+
+@dataclass(frozen=True)
+class Settings:
+    iterations: int = 7
+    candidates: int = 3
+    rate: float = 0.1
+    decay: float = 0.98
+    patience: int = 60  # iterations on a sub-problem with nothing left to split before its sample is given up
+
+
+@dataclass(eq=False)
+class Nodes:
+    """Open sub-problems, one row each; U runs over the unstable neurons of the sample (padded)."""
+
+    bound_D: Tensor
+    sample_D: Tensor
+    spec_D: Tensor
+    split_DU: Tensor  # int8: +1 z >= 0, -1 z <= 0, 0 open
+    alpha_DU: Tensor
+    beta_DU: Tensor
+    candidate_DK: Tensor  # neurons to try, into U; -1 where there is none
+
+    def select(self, index: Tensor) -> "Nodes":
+        return Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def join(self, other: "Nodes") -> "Nodes":
+        return Nodes(*(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.bound_D)
+
+
+class Search:
+    """One run over a batch of samples.
+
+    A margin is proven when every leaf of its tree was closed, which is counted (`leaves_BS`), not inferred from an empty list:
+    whatever the search drops or forgets, it cannot turn into a proof.
+    """
+
+    def __init__(
+        self,
+        quick: Space,
+        exact: Space,
+        margin_BS: Tensor,
+        alpha_BSU: Tensor,
+        settings: Settings,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.quick, self.exact, self.settings, self.clock = quick, exact, settings, clock
+        self.base_BS = margin_BS
+        todo_BS = ~(margin_BS > 0)
+        sample_D, spec_D = todo_BS.nonzero(as_tuple=True)
+        alpha_DU = alpha_BSU[sample_D, spec_D].to(quick.lower_BN.dtype)
+        split_DU = torch.zeros_like(alpha_DU, dtype=torch.int8)
+        bound_D = margin_BS[sample_D, spec_D].to(alpha_DU.dtype)
+        none = torch.full((len(sample_D), settings.candidates + 1), -1, dtype=torch.long, device=margin_BS.device)
+        self.open = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, torch.zeros_like(alpha_DU), none)
+        self.leaves_BS = todo_BS.long()  # leaves not closed yet
+        self.closed_BS = torch.full_like(margin_BS, torch.inf)  # worst closed leaf
+        self.dropped_BS = torch.full_like(margin_BS, torch.inf)  # worst leaf that was dropped open
+        self.lost_B = torch.zeros(len(margin_BS), dtype=torch.bool, device=margin_BS.device)
+        self.nodes = [0] * len(margin_BS)
+        self.seconds = [0.0] * len(margin_BS)
+        self.exhausted = [False] * len(margin_BS)
+
+    def run(self, seconds: float, nodes: int, batch: int) -> None:
+        """Until everything is decided or every sample has used up its seconds or nodes."""
+        everyone = torch.arange(len(self.nodes), device=self.base_BS.device)
+        if seconds <= 0 or nodes <= 0:
+            self._drop(everyone, exhausted=True)
+        if len(self.open):
+            started = self.clock()
+            roots, self.open = self.open, self.open.select(everyone[:0])
+            for index in torch.arange(len(roots), device=self.base_BS.device).split(2 * batch):
+                self.open = self.open.join(self._confirm(self._bounded(roots.select(index), 3)))
+            self._account(roots.sample_D, started)
+        while len(self.open):
+            started = self.clock()
+            picked, self.open = self._pick(batch)
+            sample_D = picked.sample_D
+            stuck_D = (picked.candidate_DK < 0).all(1)
+            if bool(stuck_D.any()):
+                self._finish(picked.select(stuck_D))
+                picked = picked.select(~stuck_D & ~self.lost_B[picked.sample_D])
+            if len(picked):
+                self.open = self.open.join(self._confirm(self._children(picked)))
+            self._account(sample_D, started)
+            over = [b for b in range(len(self.nodes)) if self.seconds[b] > seconds or self.nodes[b] >= nodes]
+            self._drop(everyone[over], exhausted=True)
+
+    def margins(self) -> Tensor:
+        """The worst closed leaf where all closed; else the best bound known, never positive."""
+        open_BS = torch.where(self.dropped_BS < torch.inf, self.dropped_BS, self.base_BS).clamp_max(0)
+        searched_BS = torch.where(self.leaves_BS == 0, self.closed_BS, torch.maximum(open_BS, self.base_BS))
+        return torch.where(self.base_BS > 0, self.base_BS, searched_BS)
+
+    def _account(self, sample_D: Tensor, started: float) -> None:
+        """Each sample pays for its share of the batch, so that a budget means the same whoever shares the batch."""
+        spent = self.clock() - started
+        share = torch.bincount(sample_D, minlength=len(self.nodes)).tolist()
+        for b, count in enumerate(share):
+            self.seconds[b] += spent * count / max(1, len(sample_D))
+
+    def _drop(self, samples: Tensor, exhausted: bool) -> None:
+        if len(samples) == 0 or len(self.open) == 0:
+            return
+        gone_D = torch.isin(self.open.sample_D, samples)
+        dropped, self.open = self.open.select(gone_D), self.open.select(~gone_D)
+        for b in dropped.sample_D.unique().tolist():
+            self.exhausted[b] = self.exhausted[b] or exhausted
+        self.dropped_BS = _worst(self.dropped_BS, dropped, dropped.bound_D)
+
+    def _finish(self, stuck: Nodes) -> None:
+        """Nothing left to split, so the sub-problem is convex: work on its multipliers; unproven, its sample is lost."""
+        left = self._confirm(self._bounded(stuck, self.settings.patience))
+        if len(left):
+            self.dropped_BS = _worst(self.dropped_BS, left, left.bound_D)
+            self.lost_B[left.sample_D] = True
+            self._drop(left.sample_D.unique(), exhausted=False)
+
+    def _pick(self, batch: int) -> tuple[Nodes, Nodes]:
+        """Worst first, and fair: the n-th worst of every sample comes before the (n+1)-th of any."""
+        order = self.open.bound_D.argsort(stable=True)
+        by_sample = order[self.open.sample_D[order].argsort(stable=True)]
+        counts = torch.bincount(self.open.sample_D, minlength=len(self.nodes))
+        first = (counts.cumsum(0) - counts)[self.open.sample_D[by_sample]]
+        rank = torch.arange(len(order), device=order.device) - first
+        order = by_sample[rank.argsort(stable=True)]
+        return self.open.select(order[:batch]), self.open.select(order[batch:])
+
+    def _children(self, picked: Nodes) -> Nodes:
+        """Both children of the best candidate of every node, bounded."""
+        D, K = picked.candidate_DK.shape
+        valid_DK = picked.candidate_DK >= 0
+        split = picked.split_DU[:, None, None].expand(D, K, 2, -1).clone()
+        sign = torch.tensor([1, -1], dtype=torch.int8, device=split.device).view(1, 1, 2, 1).expand(D, K, 2, 1)
+        split.scatter_(3, picked.candidate_DK.clamp_min(0).view(D, K, 1, 1).expand(D, K, 2, 1), sign)
+        if K > 1:  # try every candidate with the parent's slopes and multipliers
+            many = torch.arange(D, device=split.device).repeat_interleave(2 * K)
+            tried, _ = self.quick.bound(
+                picked.sample_D[many], picked.spec_D[many], split.reshape(D * K * 2, -1), picked.alpha_DU[many], picked.beta_DU[many]
+            )
+            value_DK2 = tried.value_BS.view(D, K, 2).clamp_max(0)
+            value_DK2 = torch.maximum(value_DK2, picked.bound_D[:, None, None])
+            score_DK = value_DK2.amin(2) + 0.3 * value_DK2.amax(2)
+            best_D = score_DK.masked_fill(~valid_DK, -torch.inf).argmax(1)
+        else:
+            best_D = torch.zeros(D, dtype=torch.long, device=split.device)
+        rows = torch.arange(D, device=split.device)
+        twice = rows.repeat_interleave(2)
+        children = picked.select(twice)
+        children.split_DU = split[rows, best_D].reshape(2 * D, -1)
+        one = torch.ones_like(picked.spec_D)
+        self.leaves_BS.index_put_((picked.sample_D, picked.spec_D), one, accumulate=True)
+        for b, count in enumerate(torch.bincount(children.sample_D, minlength=len(self.nodes)).tolist()):
+            self.nodes[b] += count
+        return self._bounded(children, self.settings.iterations)
+
+    def _bounded(self, nodes: Nodes, iterations: int) -> Nodes:
+        """Ascent in slopes and multipliers together; also scores the next neurons to split."""
+        s = self.settings
+        sample_D, split_DU = nodes.sample_D, nodes.split_DU
+        relaxations = self.quick.relaxations(sample_D, split_DU)
+        free_DU = self.quick.gather(sample_D, [r.unstable_BN.to(nodes.alpha_DU.dtype) for r in relaxations])
+        sign_DU = split_DU.to(nodes.alpha_DU.dtype)
+        alpha_DU, beta_DU = nodes.alpha_DU.clone(), nodes.beta_DU.clone()
+        best_D = torch.full_like(nodes.bound_D, -torch.inf)
+        best_alpha, best_beta = alpha_DU.clone(), beta_DU.clone()
+        ascent = Ascent([alpha_DU, beta_DU])
+        score_DU = second_DU = torch.zeros_like(alpha_DU)
+        for t in range(iterations):
+            found, _ = self.quick.bound(sample_D, nodes.spec_D, split_DU, alpha_DU, beta_DU, True, relaxations)
+            value_D = found.value_BS[:, 0]
+            better_D = value_D > best_D
+            best_D = torch.where(better_D, value_D, best_D)
+            best_alpha = torch.where(better_D.unsqueeze(1), alpha_DU, best_alpha)
+            best_beta = torch.where(better_D.unsqueeze(1), beta_DU, best_beta)
+            A_DU = self.quick.gather(sample_D, found.coefficients)
+            z_DU = self.quick.gather(sample_D, found.preactivations)
+            done = t + 1 == iterations or bool((best_D > 0).all())
+            if done:
+                score_DU, second_DU = self._scores(sample_D, relaxations, A_DU, z_DU, alpha_DU)
+                break
+            ascent.step([alpha_DU, beta_DU], [A_DU.clamp_min(0) * z_DU * free_DU, -z_DU * sign_DU], s.rate * s.decay**t)
+            alpha_DU.clamp_(0, 1)
+            beta_DU.clamp_min_(0)
+        candidate_DK = _candidates(score_DU, second_DU, free_DU > 0, s.candidates)
+        bound_D = torch.maximum(best_D, nodes.bound_D)  # a child is part of its parent
+        return Nodes(bound_D, sample_D, nodes.spec_D, split_DU, best_alpha, best_beta, candidate_DK)
+
+    def _scores(
+        self, sample_D: Tensor, relaxations: list[Relaxation], A_DU: Tensor, z_DU: Tensor, alpha_DU: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the relaxation of each neuron costs at the minimiser, and the BaBSR score (its intercept term)."""
+        slope_DU = self.quick.gather(sample_D, [r.upper_slope_BN for r in relaxations])
+        intercept_DU = self.quick.gather(sample_D, [r.upper_intercept_BN for r in relaxations])
+        relu_DU = z_DU.clamp_min(0)
+        above_DU, below_DU = slope_DU * z_DU + intercept_DU - relu_DU, relu_DU - alpha_DU * z_DU
+        gap_DU = torch.where(A_DU < 0, -A_DU * above_DU, A_DU * below_DU).clamp_min(0)
+        return gap_DU, -A_DU.clamp_max(0) * intercept_DU
+
+    def _confirm(self, nodes: Nodes) -> Nodes:
+        """Close what is positive in the deciding precision; return what stays open."""
+        closed = (nodes.bound_D > 0).nonzero(as_tuple=True)[0]
+        if len(closed) == 0:
+            return nodes
+        still_D = torch.ones_like(nodes.bound_D, dtype=torch.bool)
+        picked = nodes.select(closed)
+        dtype = self.exact.lower_BN.dtype
+        alpha_DU, beta_DU = picked.alpha_DU.to(dtype), picked.beta_DU.to(dtype)
+        found, _ = self.exact.bound(picked.sample_D, picked.spec_D, picked.split_DU, alpha_DU, beta_DU)
+        value_D = found.value_BS[:, 0]
+        sure_D = (value_D > 0) & torch.isfinite(value_D)
+        sure = picked.select(sure_D)
+        self.closed_BS = _worst(self.closed_BS, sure, value_D[sure_D])
+        self.leaves_BS.index_put_((sure.sample_D, sure.spec_D), -torch.ones_like(sure.spec_D), accumulate=True)
+        still_D[closed[sure_D]] = False
+        nodes.bound_D = nodes.bound_D.clamp_max(0)
+        return nodes.select(still_D)
+
+
+def _worst(table_BS: Tensor, nodes: Nodes, value_D: Tensor) -> Tensor:
+    flat = nodes.sample_D * table_BS.shape[1] + nodes.spec_D
+    return table_BS.flatten().scatter_reduce(0, flat, value_D.to(table_BS.dtype), "amin").view_as(table_BS)
+
+
+def _candidates(score_DU: Tensor, second_DU: Tensor, free_DU: Tensor, count: int) -> Tensor:
+    """The best by the first score and the best one by the second; -1 where a node has fewer free neurons."""
+    columns = []
+    for score, k in ((score_DU, count), (second_DU, 1)):
+        value, index = score.masked_fill(~free_DU, -1.0).topk(min(k, score.shape[1]), dim=1)
+        columns.append(torch.where(value < 0, torch.full_like(index, -1), index))
+    found = torch.cat(columns, 1)
+    return torch.nn.functional.pad(found, (0, count + 1 - found.shape[1]), value=-1)
