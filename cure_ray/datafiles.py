@@ -1,6 +1,7 @@
 """Finding and reading data set files: where they are looked for, what they must be, and what to say when they are missing."""
 
 import functools
+import hashlib
 import os
 import struct
 from dataclasses import dataclass
@@ -111,7 +112,8 @@ def _read_tinyimagenet(source: Source, root: Path) -> tuple[Tensor, Tensor, int]
     if not listing:
         raise UserError(f"{folder}: no images for the {source} split; expected the layout of tiny-imagenet-200.zip")
     labels = torch.tensor([label for _, label in listing])
-    cache = user_cache() / "tiny-imagenet-200" / f"{source}-{len(listing)}.npy"
+    identity = hashlib.sha256(f"{folder.resolve()}:{len(listing)}".encode()).hexdigest()[:12]
+    cache = user_cache() / "tiny-imagenet-200" / f"{source}-{identity}.npy"
     if cache.exists():
         return torch.from_numpy(np.load(cache, allow_pickle=False)), labels, 255
     raw = np.stack([np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1) for path, _ in listing])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cure_ray import seeding
 from cure_ray.config import Dataset
-from cure_ray.datafiles import read_split
+from cure_ray.datafiles import Source, read_split
 
 Split = Literal["train", "validation", "test"]
 
@@ -110,7 +110,7 @@ def _centre_crop(raw: Tensor, side: int) -> Tensor:
 
 def load_dataset(config: Dataset, split: Split, data_dir: str | Path | None = None, download: bool = True) -> Images:
     """One split of a data set. Validation images are the first of a fixed shuffle of the training set, independent of any seed."""
-    source = "test" if split == "test" else "train"
+    source: Source = "test" if split == "test" else "train"
     raw, labels, levels = read_split(config.name, source, data_dir, download)
     index = torch.arange(len(labels))
     if split != "test":

@@ -1,0 +1,46 @@
+"""`cure-ray`: the command line. Bad input ends with a sentence and exit code 2, never with a traceback."""
+
+import sys
+
+import typer
+
+from cure_ray.commands import data, show, train
+from cure_ray.errors import SoundnessError, UserError
+
+app = typer.Typer(
+    name="cure-ray",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train networks that are provably robust to several norms at once, certify them, and read the tables.\n\n"
+    "Start with `cure-ray quickstart`, then `cure-ray train smoke --set training.method=max`.",
+)
+app.command("train")(train.train)
+app.command("data")(data.data)
+app.command("config")(show.config)
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps subcommands as subcommands even when there is only one."""
+
+
+def main() -> None:
+    """Entry point: turns our errors into sentences and exit codes."""
+    from cure_ray.run import StoppedError
+
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except StoppedError as error:
+        print(error, file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except SoundnessError as error:
+        print(f"SOUNDNESS ERROR: {error}", file=sys.stderr)
+        sys.exit(3)

@@ -1,0 +1,1 @@
+"""CURE training: regions, losses, regularisers, schedules, epochs, gradient projection. Pure torch; no files, no Ray."""

@@ -1,0 +1,73 @@
+"""The objectives: one small pure function per method, on per-sample robust losses or upper bounds.
+
+`count` is the number of samples of the global batch: with one process the batch size, with data-parallel ranks the sum over them,
+so that the gradients of all ranks add up to the gradient of the global mean.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Count = Callable[[Tensor], Tensor]  # adds a count over ranks, without gradient
+
+
+def robust_cross_entropy(u_BK: Tensor) -> Tensor:
+    """Cross-entropy of the worst case: ln sum_j exp(u_j), per sample; u is 0 at the label."""
+    return u_BK.logsumexp(1)
+
+
+def single(losses: Sequence[Tensor], count: int) -> Tensor:
+    """The mean of one norm's loss: methods linf, l2, l1, l2_pgd."""
+    (loss,) = losses
+    return loss.sum() / count
+
+
+def joint(losses: Sequence[Tensor], count: int, alpha: float) -> Tensor:
+    """(1 - alpha) of the first norm, alpha shared equally by the others."""
+    first, *others = losses
+    share = alpha / len(others)
+    return ((1 - alpha) * first.sum() + share * torch.stack([o.sum() for o in others]).sum()) / count
+
+
+def maximum(losses: Sequence[Tensor], count: int) -> Tensor:
+    """The mean of the per-sample maximum. On ties the earlier norm wins alone (torch.maximum would split the gradient)."""
+    return worst_of(losses).sum() / count
+
+
+def worst_of(losses: Sequence[Tensor]) -> Tensor:
+    """Per-sample maximum over norms; the gradient goes to one norm."""
+    worst = losses[0]
+    for loss in losses[1:]:
+        worst = torch.where(loss > worst, loss, worst)
+    return worst
+
+
+def parts(losses: Sequence[Tensor], world: int, mean: bool) -> Tensor:
+    """Sum of the means over disjoint parts of the batch, one norm each (A12): method random. With `mean`, their average."""
+    total = torch.stack([loss.sum() / (len(loss) * world) for loss in losses]).sum()
+    return total / len(losses) if mean else total
+
+
+def certified_subset(u_BK: Tensor) -> Tensor:
+    """Samples whose small region is certified, as 0/1 (A4: equality counts; this steers training, it proves nothing)."""
+    return (u_BK.detach() <= 0).all(1).to(u_BK.dtype)
+
+
+def bound_alignment(u_first_BK: Tensor, u_second_BK: Tensor, subset: str, total: Count) -> tuple[Tensor, Tensor]:
+    """KL(softmax u_first || softmax u_second), averaged over the certified subset; and the size of that subset.
+
+    Gradient flows through both sides (A15). A masked sum, not an index: nothing is read back to the host. An empty subset gives
+    exactly 0 and no gradient.
+    """
+    masks = {"first": lambda: certified_subset(u_first_BK), "second": lambda: certified_subset(u_second_BK)}
+    if subset in masks:
+        gamma = masks[subset]()
+    elif subset == "both":
+        gamma = certified_subset(u_first_BK) * certified_subset(u_second_BK)
+    else:
+        gamma = torch.ones_like(u_first_BK[:, 0])
+    log_p, log_q = u_first_BK.log_softmax(1), u_second_BK.log_softmax(1)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(1)
+    size = total(gamma.sum())
+    return (gamma * divergence).sum() / size.clamp(min=1), size

@@ -1,0 +1,168 @@
+"""One training step: clean pass, attacks, regions, objective, regularisers (docs/algorithms.md 5.7). Reads nothing back to the host."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cure_ray.bounds.interval import Blocks, FoldedNetwork, Region, clean_forward, fold_batch, fold_running, propagate, upper_bounds
+from cure_ray.config import Experiment, Training
+from cure_ray.norms import Norm, P
+from cure_ray.training import losses as objectives
+from cure_ray.training.region import Noise, RegionSpec, build_regions
+from cure_ray.training.regularizers import l1_norm, warmup
+
+STANDARD_RADIUS = 1e-6  # the box the warm-up regulariser looks at while nothing is propagated yet (5.6)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Data parallelism as four facts. The default is one process; cluster/ supplies the distributed one."""
+
+    rank: int = 0
+    world: int = 1
+    all_sum: Callable[[Tensor], Tensor] = _same  # differentiable sum over ranks (BN statistics)
+    total: Callable[[Tensor], Tensor] = _same  # the same without gradient (counts)
+    sync_gradients: Callable[[Sequence[Tensor]], None] = field(default=lambda parameters: None)
+
+    def mean(self, local: Tensor) -> Tensor:
+        """The mean over the global batch of a local batch mean, differentiably."""
+        return self.all_sum(local) / self.world
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The random streams of one certified epoch: one per attack, one for the partition of method random."""
+
+    attacks: dict[Norm, Noise]
+    partition: torch.Generator
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The loss as its terms (their sum is minimised) and what is worth logging, all still on the device."""
+
+    terms: dict[str, Tensor]
+    logs: dict[str, Tensor]
+
+    @property
+    def loss(self) -> Tensor:
+        return torch.stack(list(self.terms.values())).sum()
+
+
+def _reference(regions: Sequence[Region], norms: Sequence[Norm]) -> int:
+    """The region the warm-up regulariser looks at (A17): l_inf if there is one, else the first."""
+    return norms.index("linf") if "linf" in norms else 0
+
+
+def _radius_in(region: Region, network: FoldedNetwork) -> Tensor:
+    """Mean radius entering the first layer, after normalisation; for a ball that of its largest inscribed cube."""
+    std = 1.0 if network.normalize is None else network.normalize.std
+    if region.norm == "linf":
+        return (region.radius / std).mean()
+    cube = region.radius.mean() * region.centre[0].numel() ** (-1 / P[region.norm])
+    return cube * (1 / torch.as_tensor(std)).mean()
+
+
+def region_specs(experiment: Experiment, rho: float, batch: int, streams: Streams) -> list[RegionSpec]:
+    """Which regions this step builds; method random gives every norm its own part of the batch."""
+    training = experiment.training
+    norms = training.active_norms
+    rows: list[Tensor | None] = [None] * len(norms)
+    if training.method == "random":
+        order = torch.randperm(batch, generator=streams.partition, device=streams.partition.device)
+        rows = list(order.tensor_split(len(norms)))
+    return [
+        RegionSpec(norm, rho * experiment.training_eps(norm), training.lambda_of(norm), getattr(training.regions, norm) == "ball", part)
+        for norm, part in zip(norms, rows, strict=True)
+    ]
+
+
+def _objective(training: Training, per_norm: list[Tensor], count: int, world: int) -> Tensor:
+    kind = training.base if training.method in ("scratch", "finetune") else training.method
+    if kind == "joint":
+        return objectives.joint(per_norm, count, training.alpha)
+    if kind == "max":
+        return objectives.maximum(per_norm, count)
+    if kind == "random":
+        return objectives.parts(per_norm, world, training.random_weights == "mean")
+    return objectives.single(per_norm, count)
+
+
+def certified_step(
+    blocks: Blocks,
+    x: Tensor,
+    y: Tensor,
+    rho: float,
+    experiment: Experiment,
+    streams: Streams,
+    parameters: Sequence[Tensor],
+    ranks: Ranks,
+) -> StepResult:
+    """A step of any certified method, from epoch `standard_epochs + 1` on: only robust terms (6.1)."""
+    training = experiment.training
+    count = len(x) * ranks.world
+    clean_logits, stats = clean_forward(blocks, x, ranks.all_sum, ranks.world)
+    specs = region_specs(experiment, rho, len(x), streams)
+    frozen = fold_running(blocks)
+    regions = build_regions(frozen.logits, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs])
+    network = fold_batch(blocks, stats)
+    warming = training.warmup_weight > 0 and rho < 1
+    points = not warming and all(s.ratio == 0 for s in specs)
+    boxes = propagate(network, regions, training.relu_shrink or 1.0, keep_hidden=warming, points=points)
+    ys = [y if s.rows is None else y[s.rows] for s in specs]
+    u_all = upper_bounds(network, boxes, torch.cat(ys))
+    u = list(u_all.split([len(part) for part in ys]))
+    per_norm = [objectives.robust_cross_entropy(u_BK) for u_BK in u]
+    terms = {"robust": _objective(training, per_norm, count, ranks.world)}
+    logs = {"train_correct": (clean_logits.detach().argmax(1) == y).sum()}
+    for norm, values in zip(training.active_norms, per_norm, strict=True):
+        logs[f"loss_{norm}"] = values.detach().mean()
+    if training.active_norms and training.method in ("max", "scratch", "finetune") and len(per_norm) > 1:
+        logs["share_first_norm"] = (objectives.worst_of(per_norm) == per_norm[0]).detach().float().mean()
+    if training.uses_alignment:
+        first, second = (u[training.active_norms.index(norm)] for norm in training.align)
+        divergence, size = objectives.bound_alignment(first, second, training.align_subset, ranks.total)
+        terms["alignment"] = training.eta * divergence
+        logs["gamma_share"] = size / count
+    if warming:
+        i = _reference(regions, training.active_norms)
+        start = sum(len(part) for part in ys[:i])
+        hidden = [(c[start : start + len(ys[i])], r[start : start + len(ys[i])]) for c, r in boxes.hidden]
+        terms["warmup"] = training.warmup_weight * (1 - rho) / ranks.world * warmup(hidden, _radius_in(regions[i], network), ranks.mean)
+    return _finish(terms, logs, training, parameters, ranks)
+
+
+def standard_step(blocks: Blocks, x: Tensor, y: Tensor, experiment: Experiment, parameters: Sequence[Tensor], ranks: Ranks) -> StepResult:
+    """A step of the epochs before the ramp: natural cross-entropy, with the warm-up regulariser on a tiny box."""
+    training = experiment.training
+    logits, stats = clean_forward(blocks, x, ranks.all_sum, ranks.world)
+    terms = {"natural": F.cross_entropy(logits, y, reduction="sum") / (len(x) * ranks.world)}
+    if training.warmup_weight > 0:
+        network = fold_batch(blocks, stats)
+        region = Region(x, torch.full_like(x, STANDARD_RADIUS), "linf")
+        hidden = propagate(network, [region], training.relu_shrink or 1.0, keep_hidden=True).hidden
+        terms["warmup"] = training.warmup_weight / ranks.world * warmup(hidden, _radius_in(region, network), ranks.mean)
+    logs = {"train_correct": (logits.detach().argmax(1) == y).sum()}
+    return _finish(terms, logs, training, parameters, ranks)
+
+
+def natural_step(blocks: Blocks, x: Tensor, y: Tensor, ranks: Ranks) -> StepResult:
+    """A step of the natural branch of gradient projection: cross-entropy and nothing else (A24)."""
+    logits, _ = clean_forward(blocks, x, ranks.all_sum, ranks.world)
+    terms = {"natural": F.cross_entropy(logits, y, reduction="sum") / (len(x) * ranks.world)}
+    return StepResult(terms, {"train_correct": (logits.detach().argmax(1) == y).sum()})
+
+
+def _finish(
+    terms: dict[str, Tensor], logs: dict[str, Tensor], training: Training, parameters: Sequence[Tensor], ranks: Ranks
+) -> StepResult:
+    if training.l1_weight > 0:
+        terms["l1"] = training.l1_weight / ranks.world * l1_norm(parameters)
+    return StepResult(terms, logs)
