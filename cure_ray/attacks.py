@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cure_ray.threats import Threat, distance, minimise_linear, offsets, project
 
+_PAIR = 2  # restarts that run together: one by projection, one by Frank-Wolfe
 _INSIDE = 1 - 1e-12  # relative shrinking of the radius, so that adding an offset to an image cannot round it out of the ball
 
 
@@ -49,15 +50,13 @@ def attack(
     """The image of smallest margin found for every sample, [B, C, H, W]. One seed per sample, so batches do not matter."""
     if len(seeds) != len(x_BCHW):
         raise ValueError(f"one seed per sample: got {len(seeds)} seeds for {len(x_BCHW)} samples")
-    best, best_margin = x_BCHW.clone(), torch.full((len(x_BCHW),), math.inf, device=x_BCHW.device)
+    best, best_margin = x_BCHW.clone(), torch.full_like(x_BCHW.flatten(1)[:, :1].squeeze(1), math.inf)
     starts_RBN = _starts(x_BCHW, threat, seeds, settings.restarts)
-    restarts_per_pass = max(1, settings.rows // max(1, len(x_BCHW)))
-    for first in range(0, settings.restarts, restarts_per_pass):
+    for first in range(0, settings.restarts, _PAIR):
         todo = (best_margin > 0).nonzero().squeeze(1)  # a sample that has fallen needs no more restarts
-        starts = starts_RBN[first : first + restarts_per_pass, todo]
-        for piece in todo.split(settings.rows):
-            local = torch.isin(todo, piece)
-            found, found_margin = _descend(network, x_BCHW[piece], y_B[piece], threat, starts[:, local], first, settings)
+        for piece in todo.split(max(1, settings.rows // _PAIR)):
+            starts = starts_RBN[first : first + _PAIR, piece]
+            found, found_margin = _descend(network, x_BCHW[piece], y_B[piece], threat, starts, first, settings)
             better = found_margin < best_margin[piece]
             best[piece[better]], best_margin[piece[better]] = found[better], found_margin[better]
     return best
@@ -100,7 +99,9 @@ def _descend(
                 target = _targets(logits.detach(), y, restarts, first)
             aimed = logits.gather(1, y[:, None]) - logits.gather(1, target.clamp_min(0)[:, None])
             gradient = torch.autograd.grad(torch.where(target < 0, value, aimed.squeeze(1)).sum(), point)[0]
-        better = value.detach() < best_margin
+        # A fallen sample is left as it is, so that what is reported of it does not depend on the rest of its batch.
+        standing = (best_margin.view(restarts, batch).amin(0) > 0).repeat(restarts)
+        better = (value.detach() < best_margin) & standing
         best = torch.where(better[:, None], delta, best)
         best_margin = torch.where(better, value.detach(), best_margin)
         if step == settings.steps or bool((best_margin.view(restarts, batch).amin(0) <= 0).all()):
