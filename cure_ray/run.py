@@ -119,9 +119,10 @@ def newest_intact(directory: Path) -> Checkpoint | None:
     return None
 
 
-def _restore(checkpoint: Checkpoint, experiment: Experiment, device: torch.device) -> Progress:
+def restore(checkpoint: Checkpoint, experiment: Experiment, device: torch.device) -> Progress:
+    """The progress a checkpoint holds, optimisers included, on `device`."""
     network = checkpoint.network.train()
-    place(network, device, prefers_channels_last(experiment, device))
+    place(network, device, prefers_channels_last(experiment))
     ct = Learner.of(network, experiment.training.lr)
     ct.load_optimizer_tensors(checkpoint.optimizer("ct") or {})
     progress = Progress(checkpoint.epoch, ct)
@@ -147,7 +148,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
 
 
-def _rewind_metrics(directory: Path, epoch: int) -> None:
+def rewind_metrics(directory: Path, epoch: int) -> None:
     """Forget lines of epochs that will run again."""
     path = directory / METRICS
     if path.exists():
@@ -222,8 +223,12 @@ def train_run(
     resume: bool = False,
     data_dir: str | Path | None = None,
     quiet: bool = False,
+    until: int | None = None,
 ) -> RunResult:
-    """Train in this process, saving every epoch. Interrupting it costs at most the epoch it was in."""
+    """Train in this process, saving every epoch. Interrupting it costs at most the epoch it was in.
+
+    `until` stops after that epoch; calling again with `resume` goes on as if there had been no stop (searches judge at rungs).
+    """
     device = seeding.resolve_device(experiment.execution.device)
     seeding.make_deterministic(experiment.execution.threads)
     claim_directory(directory, experiment, resume)
@@ -234,8 +239,8 @@ def train_run(
     if checkpoint is None:
         progress, extra = starting_point(experiment, device)
     else:
-        progress, extra = _restore(checkpoint, experiment, device), {k: v for k, v in checkpoint.meta.items() if k == "start_digest"}
-    _rewind_metrics(directory, progress.epoch)
+        progress, extra = restore(checkpoint, experiment, device), {k: v for k, v in checkpoint.meta.items() if k == "start_digest"}
+    rewind_metrics(directory, progress.epoch)
     about = {"config_hash": experiment.config_hash, "hardware": hardware(device), "versions": versions()}
     (directory / "run.json").write_text(json.dumps(about, indent=1))
     metrics: dict[str, Any] = checkpoint.meta["metrics"] if checkpoint else {}
@@ -248,7 +253,7 @@ def train_run(
             reporter.batch(done, total)
 
         try:
-            while progress.epoch < experiment.training.epochs:
+            while progress.epoch < min(until or experiment.training.epochs, experiment.training.epochs):
                 began = time.perf_counter()
                 epoch_metrics, merged = serial_epoch(progress, images, experiment, tick)
                 accuracies = evaluate(progress.ct.network, judged, experiment)

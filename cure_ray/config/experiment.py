@@ -20,7 +20,7 @@ class Execution(Model):
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
     threads: Annotated[int, Field(ge=1)] = Field(1, description="CPU threads per process. One gives the same bits on every machine with the same instruction set.")
     compile: bool = Field(False, description="torch.compile the bound propagation and the attack step. Rounding may differ from the eager run.")
-    channels_last: bool | None = Field(None, description="Memory layout of convolutions; empty: whichever is faster for the device and network.")
+    channels_last: bool | None = Field(None, description="NHWC memory layout in training; empty: wherever there are convolutions, where it is faster.")
     keep_checkpoints: Annotated[int, Field(ge=1)] = Field(2, description="How many of the last epochs' checkpoints to keep.")
     ct_workers: Annotated[int, Field(ge=1)] = Field(1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding.")
     gpus_per_worker: NonNegative = Field(1.0, description="GPUs per rank on a cluster that has them; fractions allowed.")

@@ -28,12 +28,10 @@ def new_network(experiment: Experiment) -> Network:
     return build_network(experiment.network, experiment.dataset, *MEAN_STD[experiment.dataset.name], experiment.seed)
 
 
-def prefers_channels_last(experiment: Experiment, device: torch.device) -> bool:
-    """Convolutions on CUDA are faster in NHWC; what pays on the CPU was measured (docs/benchmarks.md)."""
+def prefers_channels_last(experiment: Experiment) -> bool:
+    """Convolutions are faster in NHWC, on CUDA and on the CPU (measured: docs/benchmarks.md); a perceptron has none."""
     wanted = experiment.execution.channels_last
-    if wanted is None:
-        wanted = device.type == "cuda"
-    return wanted and experiment.network.name != "mlp"
+    return (wanted is None or wanted) and experiment.network.name != "mlp"
 
 
 def place(network: nn.Sequential, device: torch.device, channels_last: bool) -> None:
@@ -47,7 +45,7 @@ def start(experiment: Experiment, device: torch.device, weights: Mapping[str, Te
     network = new_network(experiment)
     if weights is not None:
         network.load_state_dict(dict(weights))
-    place(network, device, prefers_channels_last(experiment, device))
+    place(network, device, prefers_channels_last(experiment))
     return Progress(0, Learner.of(network, experiment.training.lr))
 
 
@@ -89,7 +87,7 @@ def merge_metrics(merged: Merge, natural: Mapping[str, float], merge_seconds: fl
 def serial_epoch(progress: Progress, images: Images, experiment: Experiment, tick: Tick = silent) -> tuple[dict[str, float], Merge | None]:
     """The next epoch, in place; the natural branch first, then the certified one, then the merge."""
     epoch = progress.epoch + 1
-    last = prefers_channels_last(experiment, images.raw.device)
+    last = prefers_channels_last(experiment)
     if not projects(experiment, epoch):
         metrics = run_epoch("ct", progress.ct, images, experiment, epoch, tick=tick, channels_last=last)
         progress.epoch = epoch

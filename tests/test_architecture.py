@@ -1,0 +1,63 @@
+"""The house rules, checked: imports go one way, and each outside library stays in its room."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "cure_ray"
+
+# From the ground up: a room may import itself and the rooms before it, never one after it.
+ROOMS = (
+    "errors", "norms", "config", "seeding", "_torchvision_compat", "datafiles", "datasets", "networks", "threats", "bounds", "attacks",
+    "training", "checkpoints", "export", "certify", "results", "progress", "run", "cluster", "commands", "cli",
+)  # fmt: skip
+OUTSIDE = {
+    "ray": {"cluster"},
+    "pandas": {"results"},
+    "matplotlib": {"results"},
+    "typer": {"commands", "cli"},
+    "optuna": {"cluster", "results"},
+    "onnx": {"export"},
+}
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {node.module} | ({f"cure_ray.{a.name}" for a in node.names} if node.module == "cure_ray" else set())
+    return found
+
+
+MODULES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "__init__.py" or p.parent != PACKAGE]
+MODULES = [p for p in MODULES if p.parent.name != "presets"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = room_of(path)
+    assert room in ROOMS, f"{path.name}: a new room must be given its place in ROOMS"
+    for name in imported(path):
+        top, _, rest = name.partition(".")
+        if top == "cure_ray" and rest:
+            other = rest.split(".")[0]
+            if other in ROOMS:
+                assert ROOMS.index(other) <= ROOMS.index(room), f"{room} must not import {other}"
+        if top in OUTSIDE:
+            assert room in OUTSIDE[top], f"{top} belongs to {sorted(OUTSIDE[top])}, not to {room}"
+
+
+def test_no_module_unpickles() -> None:
+    for path in MODULES:
+        assert not imported(path) & {"pickle", "cloudpickle", "dill", "joblib"}, path
+        text = path.read_text()
+        assert "torch.load(" not in text or "weights_only=True" in text, path
+        assert "allow_pickle=True" not in text, path

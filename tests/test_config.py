@@ -1,0 +1,175 @@
+"""Experiments as data: round trips, overrides, and errors that name what would be right."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cure_ray.config import METHODS, PRESETS, dump_experiment, load_experiment, resolve
+from cure_ray.errors import UserError
+from cure_ray.norms import NORMS, P, contains
+
+
+def described(preset: str, method: str, profile: str = "paper", **training: object) -> dict[str, object]:
+    start = {"start_from": "somewhere"} if method == "finetune" else {}
+    return {"preset": preset, "profile": profile, "training": {"method": method, **start, **training}}
+
+
+@pytest.mark.parametrize("profile", ["paper", "authors"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_method_and_profile_survives_a_round_trip(preset: str, method: str, profile: str) -> None:
+    experiment = resolve(described(preset, method, profile))
+    again = resolve(yaml.safe_load(dump_experiment(experiment)))
+    assert again == experiment
+    assert again.config_hash == experiment.config_hash
+
+
+@pytest.mark.parametrize(
+    ("preset", "epochs", "first_full", "batches", "gp_epochs"),
+    [
+        ("mnist-small", 70, 22, 234, 49),
+        ("mnist-large", 70, 22, 234, 49),
+        ("cifar-small", 160, 82, 390, 79),
+        ("cifar-large", 180, 82, 390, 99),
+        ("tinyimagenet", 180, 82, 781, 99),
+        ("cifar100", 160, 82, 390, 79),
+    ],
+)
+def test_presets_have_the_papers_schedule(preset: str, epochs: int, first_full: int, batches: int, gp_epochs: int) -> None:
+    experiment = load_experiment(preset)
+    assert experiment.training.epochs == epochs
+    assert experiment.training.first_full_epoch == first_full
+    assert experiment.steps_per_epoch == batches
+    assert experiment.training.epochs - experiment.training.first_full_epoch + 1 == gp_epochs
+
+
+def test_radii_are_kept_as_exact_fractions() -> None:
+    experiment = load_experiment("cifar-large")
+    assert experiment.threats.linf == Fraction(8, 255)
+    assert "linf: 8/255" in dump_experiment(experiment)
+    assert experiment.threats.eps("linf") == 8 / 255
+
+
+def test_authors_profile_overrides_only_what_their_code_does_differently() -> None:
+    paper, authors = (resolve(described("mnist-small", "scratch", p)) for p in ("paper", "authors"))
+    assert (paper.training.lr, authors.training.lr) == (1e-4, 5e-4)
+    assert authors.training.align == ("l2", "linf")
+    assert authors.training.attack.l2_project == "accumulate"
+    assert authors.training_eps("l2") == 0.75
+    assert authors.threats == paper.threats
+    assert authors.training.epochs == paper.training.epochs
+    fine = resolve(described("cifar-large", "finetune", "authors"))
+    assert (fine.training.epochs, fine.training.anneal_epochs, fine.training.lr_milestones) == (36, 16, (28, 32))
+    assert fine.training.uses_projection
+
+
+def test_finetune_takes_a_fifth_of_the_epochs_at_full_radius() -> None:
+    fine = resolve(described("mnist-small", "finetune"))
+    assert (fine.training.epochs, fine.training.standard_epochs, fine.training.anneal_epochs) == (14, 0, 0)
+    assert not fine.training.uses_projection
+
+
+def test_scale_shrinks_epochs_ramp_and_milestones_together() -> None:
+    small = load_experiment("cifar-large", ["scale=0.1"])
+    assert (small.training.epochs, small.training.anneal_epochs, small.training.lr_milestones) == (18, 8, (14, 16))
+    assert "scale 0.1" in small.origin
+
+
+def test_overrides_accept_plain_scientific_notation(tmp_path: Path) -> None:
+    assert load_experiment("smoke", ["training.lambda_2=1e-6"]).training.lambda_2 == 1e-6
+    file = tmp_path / "e.yaml"
+    file.write_text("preset: smoke\ntraining: {lambda_2: 1e-4}\n")
+    assert load_experiment(file).training.lambda_2 == 1e-4
+
+
+def test_names_placement_and_certification_do_not_change_the_identity() -> None:
+    base = load_experiment("smoke")
+    for same in ("name=other", "execution.threads=2", "certification.samples=7"):
+        assert load_experiment("smoke", [same]).config_hash == base.config_hash
+    for other in ("seed=1", "training.eta=1.0", "threats.l2=0.4", "network.width=0.5"):
+        assert load_experiment("smoke", [other]).config_hash != base.config_hash
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("training.etta=1", "Did you mean 'eta'?"),
+        ("trainig.eta=1", "Did you mean 'training'?"),
+        ("training.eta=lots", "valid number"),
+        ("training.method=linff", "Did you mean 'linf'?"),
+        ("training.lambda_inf=1.5", "less than or equal to 1"),
+        ("training.batch_size=5000", "exceeds the"),
+        ("training.epochs=3", "the ramp ends after epoch"),
+        ("training.lr_milestones=[9, 3]", "increasing"),
+        ("threats.linf=8", "pixel units"),
+        ("threats.l2=-1", "negative"),
+        ("threats.l2=2/0", "8/255"),
+        ("threats.l1=0.2", "lies inside"),
+        ("threats.l2=0.05", "lies inside"),
+        ("scale=0", "scale must be"),
+        ("profile=autors", "Did you mean 'authors'?"),
+        ("preset=mnist-smal", "Did you mean 'mnist-small'?"),
+        ("training=5", "expected a mapping"),
+        ("dataset.crop=56", "tinyimagenet only"),
+        ("dataset.validation=1437", "no training image"),
+        ("network.last_conv_stride=2", "belongs to cnn7"),
+        ("name=../evil", "pattern"),
+        ("training.eta", "key=value"),
+        ("training.eta=[1", "not valid YAML"),
+    ],
+)
+def test_bad_values_say_what_would_be_right(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=".*") as caught:
+        load_experiment("smoke", [override])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({"method": "max", "alpha": 0.3}, "alpha has no effect with method max"),
+        ({"method": "linf", "eta": 1.0}, "eta has no effect with method linf"),
+        ({"method": "l2", "norms": ["linf", "l1"]}, "norms has no effect"),
+        ({"method": "max", "norms": ["linf"]}, "at least two norms"),
+        ({"method": "max", "norms": ["linf", "linf"]}, "twice"),
+        ({"method": "scratch", "align": ["linf", "l1"]}, "align needs two different norms"),
+        ({"method": "finetune"}, "start_from"),
+    ],
+)
+def test_method_and_parameters_must_agree(training: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve({"preset": "smoke", "training": training})
+    assert says in str(caught.value)
+
+
+def test_files_that_are_not_experiments_are_refused(tmp_path: Path) -> None:
+    for content, says in (("[1, 2]", "expected a mapping"), ("a: [", "not valid YAML"), ("seed: 1\nseed: 2", "appears twice")):
+        file = tmp_path / "e.yaml"
+        file.write_text(content)
+        with pytest.raises(UserError, match=says):
+            load_experiment(file)
+    with pytest.raises(UserError, match="no such file"):
+        load_experiment(tmp_path / "missing.yaml")
+
+
+def test_yaml_cannot_run_code(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(f"name: !!python/object/apply:os.system ['touch {tmp_path}/pwned']")
+    with pytest.raises(UserError, match="not valid YAML"):
+        load_experiment(file)
+    assert not (tmp_path / "pwned").exists()
+
+
+@given(st.sampled_from(NORMS), st.sampled_from(NORMS), st.floats(0.01, 2), st.floats(0.01, 2), st.integers(1, 50), st.randoms())
+def test_ball_containment_agrees_with_the_balls_extreme_points(inner, outer, inner_eps, outer_eps, d, rnd) -> None:  # type: ignore[no-untyped-def]
+    """The farthest points of an l_p ball in another norm are its axis points and its corner points."""
+    axis = inner_eps
+    corner_coordinate = inner_eps * d ** (0.0 if P[inner] == float("inf") else -1 / P[inner])
+    corner = corner_coordinate * (1.0 if P[outer] == float("inf") else d ** (1 / P[outer]))
+    farthest = max(axis, corner)
+    if abs(farthest - outer_eps) > 1e-9:
+        assert contains(outer, outer_eps, inner, inner_eps, d) == (farthest <= outer_eps)
