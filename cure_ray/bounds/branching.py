@@ -17,6 +17,9 @@ from cure_ray.bounds.relaxation import Relaxation
 from cure_ray.bounds.subproblems import Space
 
 
+REPORTED = 64  # open leaves whose bounds are worth a float64 evaluation when a search ends
+
+
 @dataclass(frozen=True)
 class Settings:
     iterations: int = 7
@@ -126,13 +129,22 @@ class Search:
         dropped, self.open = self.open.select(gone_D), self.open.select(~gone_D)
         for b in dropped.sample_D.unique().tolist():
             self.exhausted[b] = self.exhausted[b] or exhausted
-        self.dropped_BS = _worst(self.dropped_BS, dropped, dropped.bound_D)
+        self._note(dropped)
+
+    def _note(self, dropped: Nodes) -> None:
+        """The bounds of leaves left open are reported too, so they are taken in the deciding precision; where there are many, the
+        margin keeps the bound it had before the search."""
+        if len(dropped) > REPORTED:
+            value_D = self.base_BS[dropped.sample_D, dropped.spec_D]
+        else:
+            value_D = self._exactly(dropped)
+        self.dropped_BS = _worst(self.dropped_BS, dropped, value_D)
 
     def _finish(self, stuck: Nodes) -> None:
         """Nothing left to split, so the sub-problem is convex: work on its multipliers; unproven, its sample is lost."""
         left = self._confirm(self._bounded(stuck, self.settings.patience))
         if len(left):
-            self.dropped_BS = _worst(self.dropped_BS, left, left.bound_D)
+            self._note(left)
             self.lost_B[left.sample_D] = True
             self._drop(left.sample_D.unique(), exhausted=False)
 
@@ -224,10 +236,7 @@ class Search:
             return nodes
         still_D = torch.ones_like(nodes.bound_D, dtype=torch.bool)
         picked = nodes.select(closed)
-        dtype = self.exact.lower_BN.dtype
-        alpha_DU, beta_DU = picked.alpha_DU.to(dtype), picked.beta_DU.to(dtype)
-        found, _ = self.exact.bound(picked.sample_D, picked.spec_D, picked.split_DU, alpha_DU, beta_DU)
-        value_D = found.value_BS[:, 0]
+        value_D = self._exactly(picked)
         sure_D = (value_D > 0) & torch.isfinite(value_D)
         sure = picked.select(sure_D)
         self.closed_BS = _worst(self.closed_BS, sure, value_D[sure_D])
@@ -235,6 +244,12 @@ class Search:
         still_D[closed[sure_D]] = False
         nodes.bound_D = nodes.bound_D.clamp_max(0)
         return nodes.select(still_D)
+
+    def _exactly(self, nodes: Nodes) -> Tensor:
+        """The bounds of these sub-problems in the deciding precision, with the slopes and multipliers the search found."""
+        dtype = self.exact.lower_BN.dtype
+        alpha_DU, beta_DU = nodes.alpha_DU.to(dtype), nodes.beta_DU.to(dtype)
+        return self.exact.bound(nodes.sample_D, nodes.spec_D, nodes.split_DU, alpha_DU, beta_DU)[0].value_BS[:, 0]
 
 
 def _worst(table_BS: Tensor, nodes: Nodes, value_D: Tensor) -> Tensor:

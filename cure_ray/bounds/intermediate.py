@@ -108,6 +108,8 @@ class Rows:
         limit = max(1, elements // (2 * row_elements(self.net, self.k)))
         if windows_pay(self.net, self.k):
             sample_R, neuron_R = mask_BN.nonzero(as_tuple=True)
+            if len(sample_R) == 0:
+                return
             yield from zip(sample_R.split(limit), neuron_R.split(limit), strict=True)
         else:
             yield from dense_groups(mask_BN, limit)

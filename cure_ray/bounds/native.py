@@ -259,7 +259,7 @@ class NativeEngine:
     def _batches(self, problem: NativeProblem, run: Callable[[NativeProblem], Out], per_sample: int) -> Iterator[tuple[Tensor, Out]]:
         """Run on parts of the usable samples that fit the budget; on out-of-memory halve the part and go on."""
         todo = problem.usable_B.nonzero(as_tuple=True)[0]
-        limit = max(1, min(256, self.memory_budget // per_sample))
+        limit = max(1, min(256, self.memory_budget // max(1, per_sample)))
         with _exact_arithmetic():
             while len(todo):
                 index = todo[:limit]
