@@ -194,9 +194,7 @@ def stop_on_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def write_epoch(
-    directory: Path, progress: Progress, experiment: Experiment, metrics: Mapping[str, Any], extra: Mapping[str, Any]
-) -> Path:
+def write_epoch(directory: Path, progress: Progress, experiment: Experiment, metrics: Mapping[str, Any], extra: Mapping[str, Any]) -> Path:
     """Save the epoch that just ended: checkpoint first, then its metrics line."""
     target = directory / "checkpoints" / f"epoch_{progress.epoch:04d}"
     optimizers = {"ct": progress.ct.optimizer_tensors()}

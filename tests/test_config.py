@@ -123,7 +123,7 @@ def test_names_placement_and_certification_do_not_change_the_identity() -> None:
     ],
 )
 def test_bad_values_say_what_would_be_right(override: str, says: str) -> None:
-    with pytest.raises(UserError, match=".*") as caught:
+    with pytest.raises(UserError) as caught:
         load_experiment("smoke", [override])
     assert says in str(caught.value)
 

@@ -8,7 +8,7 @@ Shapes: B batch, M stacked regions times batch, K classes, N neurons.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,7 +102,8 @@ class BatchStatistics:
 
 
 def _fold(block: Block, stats: BatchStatistics | None) -> Folded:
-    weight, bias = block.affine.weight, block.affine.bias
+    weight: Tensor = block.affine.weight
+    bias: Tensor | None = block.affine.bias
     if bias is None:
         bias = weight.new_zeros(weight.shape[0])
     if stats is not None and block.norm is not None:
@@ -131,7 +132,9 @@ def fold_running(blocks: Blocks) -> FoldedNetwork:
         assert norm.running_var is not None
         return BatchStatistics(norm.running_mean, (norm.running_var + norm.eps).rsqrt())
 
-    return fold_batch(blocks, [stats(b.norm) for b in blocks.blocks])
+    folded = fold_batch(blocks, [stats(b.norm) for b in blocks.blocks])
+    layers = tuple(replace(layer, weight=layer.weight.detach(), bias=layer.bias.detach()) for layer in folded.layers)
+    return FoldedNetwork(folded.normalize, layers)
 
 
 def clean_forward(blocks: Blocks, x: Tensor, all_sum: Sum = _identity, world: int = 1) -> tuple[Tensor, list[BatchStatistics | None]]:

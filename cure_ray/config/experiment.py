@@ -16,13 +16,23 @@ from cure_ray.norms import NORMS, Norm, contains
 class Execution(Model):
     """Where and how the work runs. Nothing here changes what is learnt, beyond rounding where the text says so."""
 
-    mode: Literal["serial", "parallel"] = Field("serial", description="serial: one process. parallel: Ray Train, the natural and the certified epoch at the same time.")
+    mode: Literal["serial", "parallel"] = Field(
+        "serial", description="serial: one process. parallel: Ray Train, the natural and the certified epoch at the same time."
+    )
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
-    threads: Annotated[int, Field(ge=1)] = Field(1, description="CPU threads per process. One gives the same bits on every machine with the same instruction set.")
-    compile: bool = Field(False, description="torch.compile the bound propagation and the attack step. Rounding may differ from the eager run.")
-    channels_last: bool | None = Field(None, description="NHWC memory layout in training; empty: wherever there are convolutions, where it is faster.")
+    threads: Annotated[int, Field(ge=1)] = Field(
+        1, description="CPU threads per process. One gives the same bits on every machine with the same instruction set."
+    )
+    compile: bool = Field(
+        False, description="torch.compile the bound propagation and the attack step. Rounding may differ from the eager run."
+    )
+    channels_last: bool | None = Field(
+        None, description="NHWC memory layout in training; empty: wherever there are convolutions, where it is faster."
+    )
     keep_checkpoints: Annotated[int, Field(ge=1)] = Field(2, description="How many of the last epochs' checkpoints to keep.")
-    ct_workers: Annotated[int, Field(ge=1)] = Field(1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding.")
+    ct_workers: Annotated[int, Field(ge=1)] = Field(
+        1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding."
+    )
     gpus_per_worker: NonNegative = Field(1.0, description="GPUs per rank on a cluster that has them; fractions allowed.")
     cpus_per_worker: Positive = Field(1.0, description="CPUs per rank.")
 
@@ -31,8 +41,13 @@ class Certification(Model):
     """The defaults of `cure-ray certify` for this experiment."""
 
     samples: Annotated[int, Field(ge=1)] = Field(1000, description="Test images to certify.")
-    selection: Literal["first", "stride"] = Field("first", description="Which test images (A28): the first ones, or an even stride over the test set.")
-    stages: tuple[Literal["ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound"], ...] = Field(("ibp", "crown-ibp", "attack", "crown", "alpha-crown"), description="Stages of the cascade, in order. Add branch-and-bound, with a budget, to decide more.")
+    selection: Literal["first", "stride"] = Field(
+        "first", description="Which test images (A28): the first ones, or an even stride over the test set."
+    )
+    stages: tuple[Literal["ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound"], ...] = Field(
+        ("ibp", "crown-ibp", "attack", "crown", "alpha-crown"),
+        description="Stages of the cascade, in order. Add branch-and-bound, with a budget, to decide more.",
+    )
     seconds: NonNegative = Field(0.0, description="Branch-and-bound budget per sample and threat, in seconds (A27).")
     nodes: Annotated[int, Field(ge=0)] = Field(20000, description="Branch-and-bound budget per sample and threat, in sub-problems.")
 
@@ -67,12 +82,16 @@ class Experiment(Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.training.batch_size > self.dataset.train_size:
-            raise ValueError(f"batch_size {self.training.batch_size} exceeds the {self.dataset.train_size} training images of {self.dataset.name}")
+            raise ValueError(
+                f"batch_size {self.training.batch_size} exceeds the {self.dataset.train_size} training images of {self.dataset.name}"
+            )
         shape = self.dataset.input_shape
         dimension = shape[0] * shape[1] * shape[2]
         balls: Mapping[Norm, float] = {norm: self.threats.eps(norm) for norm in NORMS if self.threats.eps(norm) > 0}
         for inner, inner_eps in balls.items():
             for outer, outer_eps in balls.items():
                 if inner != outer and contains(outer, outer_eps, inner, inner_eps, dimension):
-                    raise ValueError(f"the {inner} ball of radius {inner_eps:g} lies inside the {outer} ball of radius {outer_eps:g} (dimension {dimension}), so it adds nothing to the union: change one of the radii, or set {inner} to 0 to leave it out")
+                    raise ValueError(
+                        f"the {inner} ball of radius {inner_eps:g} lies inside the {outer} ball of radius {outer_eps:g} (dimension {dimension}), so it adds nothing to the union: change one of the radii, or set {inner} to 0 to leave it out"
+                    )
         return self

@@ -31,10 +31,23 @@ class Dataset(Model):
     """Which images, and how they are split."""
 
     name: DatasetName = Field("digits", description="Data set. `digits` ships with scikit-learn and needs no download.")
-    train_samples: int | None = Field(None, ge=2, description="Use only this many training images (the first of a fixed shuffle); all if empty.")
-    validation: Annotated[int, Field(ge=0)] | None = Field(None, description="Images held out of the training set for validation and searches; a fixed, seed-independent choice. Empty: a tenth of the training set, at most 5000.")
-    augment: bool = Field(True, description="Random flips and crops where the data set has them (CIFAR, TinyImageNet); reproducible per (seed, epoch, sample).")
-    crop: int | None = Field(None, ge=8, le=64, description="TinyImageNet only (A1): side of the crop used for training and testing; 56 by default, 64 pads instead.")
+    train_samples: int | None = Field(
+        None, ge=2, description="Use only this many training images (the first of a fixed shuffle); all if empty."
+    )
+    validation: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Images held out of the training set for validation and searches; a fixed, seed-independent choice. Empty: a tenth of the training set, at most 5000.",
+    )
+    augment: bool = Field(
+        True,
+        description="Random flips and crops where the data set has them (CIFAR, TinyImageNet); reproducible per (seed, epoch, sample).",
+    )
+    crop: int | None = Field(
+        None,
+        ge=8,
+        le=64,
+        description="TinyImageNet only (A1): side of the crop used for training and testing; 56 by default, 64 pads instead.",
+    )
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -72,10 +85,14 @@ class Dataset(Model):
 class NetworkConfig(Model):
     """Which architecture."""
 
-    name: Literal["cnn7", "conv-small", "mlp"] = Field("conv-small", description="cnn7 is the paper's network; conv-small and mlp are for CPUs and tests.")
+    name: Literal["cnn7", "conv-small", "mlp"] = Field(
+        "conv-small", description="cnn7 is the paper's network; conv-small and mlp are for CPUs and tests."
+    )
     width: Positive = Field(1.0, description="Multiplier of all channel and hidden widths.")
     batch_norm: bool = Field(True, description="BN between every affine layer and its ReLU (conv-small and mlp; cnn7 always has it).")
-    init: Literal["ibp", "default"] = Field("ibp", description="ibp: weights ~ Normal(0, sqrt(2 pi)/fan_in), made for bound propagation. default: PyTorch's.")
+    init: Literal["ibp", "default"] = Field(
+        "ibp", description="ibp: weights ~ Normal(0, sqrt(2 pi)/fan_in), made for bound propagation. default: PyTorch's."
+    )
     last_conv_stride: Literal[1, 2] = Field(1, description="cnn7 only (A1): stride of the fifth convolution.")
 
     @model_validator(mode="after")
@@ -103,5 +120,7 @@ class Threats(Model):
             if self.eps(norm) < 0:
                 raise ValueError(f"{norm} radius must not be negative, got {self.eps(norm)}")
         if self.linf > 1:
-            raise ValueError(f"linf={self.eps('linf'):g}: radii are in pixel units with images in [0, 1]; for 8-bit levels write it as a fraction, e.g. 8/255")
+            raise ValueError(
+                f"linf={self.eps('linf'):g}: radii are in pixel units with images in [0, 1]; for 8-bit levels write it as a fraction, e.g. 8/255"
+            )
         return self

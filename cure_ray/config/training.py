@@ -31,19 +31,32 @@ class Attack(Model):
     """The attack that places the small region during training."""
 
     steps: Annotated[int, Field(ge=0)] = Field(8, description="Gradient steps per norm.")
-    step: Positive = Field(0.5, description="First step length of the l_inf attack relative to the radius; times 0.1 at 50, 80 and 90 % of the steps.")
+    step: Positive = Field(
+        0.5, description="First step length of the l_inf attack relative to the radius; times 0.1 at 50, 80 and 90 % of the steps."
+    )
     l2_step: Positive = Field(0.5, description="The same for l_2 and l_1 (A7).")
-    l2_init: Literal["box", "ball"] = Field("box", description="Start of the l_2 attack (A6): uniform in the box as the paper writes, or in the ball.")
-    l2_project: Literal["sphere", "ball", "accumulate"] = Field("sphere", description="l_2 projection (A8): to norm exactly eps, to norm at most eps, or the authors' code's quirk that adds the projected step to the iterate.")
-    returns: Literal["last", "best"] = Field("last", description="Which iterate places the region (A9): the last one, or the one of highest loss.")
-    tau_mode: Literal["dimwise", "scalar"] = Field("dimwise", description="Half-width of the small box (A5): per pixel inside [0, 1], or one number clipped to [0, 1].")
+    l2_init: Literal["box", "ball"] = Field(
+        "box", description="Start of the l_2 attack (A6): uniform in the box as the paper writes, or in the ball."
+    )
+    l2_project: Literal["sphere", "ball", "accumulate"] = Field(
+        "sphere",
+        description="l_2 projection (A8): to norm exactly eps, to norm at most eps, or the authors' code's quirk that adds the projected step to the iterate.",
+    )
+    returns: Literal["last", "best"] = Field(
+        "last", description="Which iterate places the region (A9): the last one, or the one of highest loss."
+    )
+    tau_mode: Literal["dimwise", "scalar"] = Field(
+        "dimwise", description="Half-width of the small box (A5): per pixel inside [0, 1], or one number clipped to [0, 1]."
+    )
 
 
 class Regions(Model):
     """Shape of the propagated region per norm: the paper's axis-parallel box, or a small ball of the norm itself."""
 
     linf: Literal["box"] = Field("box", description="An l_inf ball is a box.")
-    l2: Literal["box", "ball"] = Field("box", description="box: the paper's small box around the attack. ball: a small l_2 ball, exact through the first layer.")
+    l2: Literal["box", "ball"] = Field(
+        "box", description="box: the paper's small box around the attack. ball: a small l_2 ball, exact through the first layer."
+    )
     l1: Literal["ball"] = Field("ball", description="A small l_1 ball, exact through the first layer.")
 
 
@@ -58,34 +71,58 @@ class TrainingRadii(Model):
 class Training(Model):
     """How to train."""
 
-    method: Method = Field("scratch", description="natural: cross-entropy. linf, l2, l1: one norm. joint, max, random: several norms. scratch: max, bound alignment and gradient projection. finetune: max and bound alignment from an l_inf model. l2_pgd: adversarial training in l_2.")
-    norms: tuple[Norm, ...] = Field(("linf", "l2"), description="Norms of the multi-norm methods; the first one is the reference of alpha and of the warm-up regulariser.")
+    method: Method = Field(
+        "scratch",
+        description="natural: cross-entropy. linf, l2, l1: one norm. joint, max, random: several norms. scratch: max, bound alignment and gradient projection. finetune: max and bound alignment from an l_inf model. l2_pgd: adversarial training in l_2.",
+    )
+    norms: tuple[Norm, ...] = Field(
+        ("linf", "l2"),
+        description="Norms of the multi-norm methods; the first one is the reference of alpha and of the warm-up regulariser.",
+    )
     base: Literal["max", "joint"] = Field("max", description="Objective inside scratch and finetune.")
     regions: Regions = Regions()
     eps: TrainingRadii = TrainingRadii()
     epochs: Annotated[int, Field(ge=1)] = Field(20, description="Epochs in all.")
     standard_epochs: Annotated[int, Field(ge=0)] = Field(1, description="Epochs of natural training before the radius ramp.")
-    anneal_epochs: Annotated[int, Field(ge=0)] = Field(6, description="Epochs over which the radii grow from 0 to their targets (A18: quartic, then linear).")
+    anneal_epochs: Annotated[int, Field(ge=0)] = Field(
+        6, description="Epochs over which the radii grow from 0 to their targets (A18: quartic, then linear)."
+    )
     batch_size: Annotated[int, Field(ge=1)] = Field(64, description="Images per step; the last incomplete batch of an epoch is dropped.")
     lr: Positive = Field(1e-4, description="Learning rate of Adam (A20).")
-    lr_milestones: tuple[int, ...] = Field((), description="Epochs (from 1) from which the learning rate is multiplied by lr_factor once more (A19).")
+    lr_milestones: tuple[int, ...] = Field(
+        (), description="Epochs (from 1) from which the learning rate is multiplied by lr_factor once more (A19)."
+    )
     lr_factor: Positive = Field(0.2, description="See lr_milestones.")
-    lambda_inf: Unit = Field(0.4, description="Side of the propagated l_inf box relative to the full one: 1 is plain IBP, 0 adversarial training.")
+    lambda_inf: Unit = Field(
+        0.4, description="Side of the propagated l_inf box relative to the full one: 1 is plain IBP, 0 adversarial training."
+    )
     lambda_2: Unit = Field(1e-5, description="The same for l_2.")
     lambda_1: Unit = Field(0.5, description="The same for l_1.")
     alpha: Unit = Field(0.5, description="Weight of the norms after the first in joint: 0 is the first norm alone, 1 the others alone.")
     eta: NonNegative = Field(2.0, description="Weight of bound alignment in scratch and finetune; 0 turns it off.")
     align: tuple[Norm, Norm] = Field(("linf", "l2"), description="Bound alignment KL(first to second) (A14).")
-    align_subset: Literal["first", "second", "both", "all"] = Field("first", description="Samples that are aligned (A13): those certified on the small region of the first norm, the second, both, or all samples.")
-    projection: bool | None = Field(None, description="Gradient projection (merge with a natural epoch) after the ramp; empty: only for scratch.")
+    align_subset: Literal["first", "second", "both", "all"] = Field(
+        "first",
+        description="Samples that are aligned (A13): those certified on the small region of the first norm, the second, both, or all samples.",
+    )
+    projection: bool | None = Field(
+        None, description="Gradient projection (merge with a natural epoch) after the ramp; empty: only for scratch."
+    )
     beta: Unit = Field(0.5, description="Weight of the natural branch in gradient projection; 0 is the certified branch bit for bit.")
-    nt_optimizer: Literal["separate", "copy"] = Field("separate", description="Adam state of the natural branch (A23): its own over all epochs, or a throw-away copy of the certified branch's (authors' code).")
+    nt_optimizer: Literal["separate", "copy"] = Field(
+        "separate",
+        description="Adam state of the natural branch (A23): its own over all epochs, or a throw-away copy of the certified branch's (authors' code).",
+    )
     random_weights: Literal["sum", "mean"] = Field("sum", description="Combination of the halves in random (A12): 1 + 1, or 1/2 + 1/2.")
     l1_weight: NonNegative = Field(0.0, description="Weight of the l1 norm of all trainable tensors (A16).")
     warmup_weight: NonNegative = Field(0.5, description="Weight of the tightness and balance regularisers while the radii grow.")
-    relu_shrink: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(None, description="Multiply the upper bound of crossing neurons by this in training (A2).")
+    relu_shrink: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
+        None, description="Multiply the upper bound of crossing neurons by this in training (A2)."
+    )
     grad_clip: Positive | None = Field(None, description="Clip the gradient norm to this; empty: never.")
-    start_from: str | None = Field(None, description="Checkpoint (or run directory) whose weights training starts from; finetune needs one.")
+    start_from: str | None = Field(
+        None, description="Checkpoint (or run directory) whose weights training starts from; finetune needs one."
+    )
     attack: Attack = Attack()
 
     @property
@@ -119,17 +156,23 @@ class Training(Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.method != "natural" and self.standard_epochs + self.anneal_epochs > self.epochs:
-            raise ValueError(f"the ramp ends after epoch {self.standard_epochs + self.anneal_epochs} but training after {self.epochs}: lower anneal_epochs or raise epochs, or shrink all of them with `scale`")
+            raise ValueError(
+                f"the ramp ends after epoch {self.standard_epochs + self.anneal_epochs} but training after {self.epochs}: lower anneal_epochs or raise epochs, or shrink all of them with `scale`"
+            )
         if any(m < 1 for m in self.lr_milestones) or list(self.lr_milestones) != sorted(self.lr_milestones):
             raise ValueError(f"lr_milestones must be increasing epochs from 1, got {list(self.lr_milestones)}")
         if self.method in MULTI_NORM and len(self.norms) < 2:
-            raise ValueError(f"method {self.method} needs at least two norms, got {list(self.norms)}; for one norm use method {self.norms[0] if self.norms else 'linf'}")
+            raise ValueError(
+                f"method {self.method} needs at least two norms, got {list(self.norms)}; for one norm use method {self.norms[0] if self.norms else 'linf'}"
+            )
         if len(set(self.norms)) != len(self.norms):
             raise ValueError(f"norms lists a norm twice: {list(self.norms)}")
         if self.uses_alignment and (self.align[0] == self.align[1] or not set(self.align) <= set(self.norms)):
             raise ValueError(f"align needs two different norms out of norms={list(self.norms)}, got {list(self.align)}")
         if self.method == "finetune" and self.start_from is None:
-            raise ValueError("method finetune starts from a finished l_inf model: set training.start_from to its run directory or checkpoint")
+            raise ValueError(
+                "method finetune starts from a finished l_inf model: set training.start_from to its run directory or checkpoint"
+            )
         for name in inactive_fields(self.method, self.base) & self.model_fields_set:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with method {self.method}: remove it, or choose a method that uses it")

@@ -25,7 +25,9 @@ from cure_ray.bounds.interval import (
 from cure_ray.networks import Network, Normalize
 
 
-def random_network(seed: int, normalize: bool = True, batch_norm: bool = True, stride: int = 2, padding: int = 1, bias: bool = True) -> Network:
+def random_network(
+    seed: int, normalize: bool = True, batch_norm: bool = True, stride: int = 2, padding: int = 1, bias: bool = True
+) -> Network:
     """A small network whose BN statistics are not the identity."""
     torch.manual_seed(seed)
     side = (6 + 2 * padding - 3) // stride + 1
@@ -64,7 +66,15 @@ def sample(region: Region, generator: torch.Generator) -> Tensor:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(["linf", "l2", "l1"]), st.floats(1e-6, 0.5), st.booleans(), st.booleans(), st.sampled_from([(1, 0), (1, 1), (2, 0), (2, 1)]), st.booleans())  # fmt: skip
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["linf", "l2", "l1"]),
+    st.floats(1e-6, 0.5),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([(1, 0), (1, 1), (2, 0), (2, 1)]),
+    st.booleans(),
+)
 def test_points_of_a_region_stay_inside_the_bounds_at_every_layer(seed, norm, eps, normalize, batch_norm, conv, bias) -> None:  # type: ignore[no-untyped-def]
     network = random_network(seed, normalize, batch_norm, *conv, bias=bias).double()
     generator = torch.Generator().manual_seed(seed)
@@ -135,7 +145,7 @@ def test_the_first_layer_radius_of_a_ball_is_attained(norm: str, kind: str) -> N
         reached = first(x + eps * moved)[0, 0, 2, 2] - c[0, 0, 2, 2]
         assert float(reached) == pytest.approx(float(r[0, 0, 2, 2]), abs=1e-5)
     else:
-        reached = first((x.flatten(1) + eps * direction))[0, 0] - c[0, 0]
+        reached = first(x.flatten(1) + eps * direction)[0, 0] - c[0, 0]
         assert float(reached) == pytest.approx(float(r[0, 0]), abs=1e-5)
 
 
