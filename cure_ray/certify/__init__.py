@@ -1,0 +1,1 @@
+"""Certification: verdicts, the cascade that reaches them, and the shards it works in."""

@@ -1,0 +1,1 @@
+"""Results: the schema of verdicts and the store that keeps them."""

@@ -1,0 +1,117 @@
+"""The Parquet schema of verdicts: versioned, and every column says what it means. `python -m cure_ray.results.schema` prints the docs."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
+from cure_ray.errors import UserError
+
+_COLUMNS: tuple[tuple[str, pa.DataType, bool, str], ...] = (
+    ("schema_version", pa.int32(), False, "Version of this schema; readers refuse a newer one."),
+    ("run_id", pa.string(), False,
+     "Hash of everything that can change a verdict but the samples and threats: checkpoint, data, engine, settings, seed."),
+    ("checkpoint_digest", pa.string(), False,
+     "SHA-256 of the network's weights. `runs/<digest>.json` says how it was trained (method, seed, experiment)."),
+    ("dataset", pa.string(), False, "Data set, or the name of the file the images came from."),
+    ("split", pa.string(), False, "train, validation or test."),
+    ("sample_index", pa.int64(), False, "Position of the image in its split (or file), from 0."),
+    ("label", pa.int32(), False, "True class."),
+    ("predicted", pa.int32(), False,
+     "Class of the unperturbed image, from a float64 replay on the CPU; -1 if it could not be computed or was not needed."),
+    ("family", pa.string(), False, "Kind of threat: lp, geometric or patch."),
+    ("threat", pa.string(), False, "The threat, readable, e.g. l2=0.5. Radii are in pixel units, images lie in [0, 1]."),
+    ("norm", pa.string(), False, "linf, l2 or l1 (family lp)."),
+    ("eps", pa.float64(), False, "Radius in pixel units, exact."),
+    ("status", pa.string(), False,
+     "certified, falsified, unknown, timeout, oom, error or misclassified. Only certified counts as robust."),
+    ("stage", pa.string(), False,
+     "Stage that decided (clean, ibp, crown-ibp, attack, crown, alpha-crown, branch-and-bound); for unknown the last one "
+     "run; `skipped`: not tried, because another threat had failed (--union-only)."),
+    ("margin_lb", pa.float64(), True, "Smallest of `margins`; null if no bound was computed."),
+    ("margins", pa.list_(pa.float64()), False,
+     "Best lower bound found of f_y - f_i over ball∩[0,1], one per class i != y in increasing order; empty if none was "
+     "computed. A proof in certified rows; in other rows single entries may come from the float32 search."),
+    ("attack_margin", pa.float64(), True,
+     "Smallest margin any attack reached inside ball∩[0,1], replayed in float64; null if not attacked."),
+    ("witness", pa.string(), True, "SHA-256 of the counterexample, stored as `witnesses/<digest>.npy` (float64); null unless falsified."),
+    ("seconds", pa.float64(), False, "Time spent on this row: each stage's time shared equally among the samples of its batch."),
+    ("engine", pa.string(), False, "Bound engine: native or auto_lirpa."),
+    ("engine_version", pa.string(), False, "Its version."),
+    ("seed", pa.int64(), False, "Seed of the attacks."),
+    ("stages", pa.string(), False, "Enabled stages, comma separated, in order: certified accuracy is a function of them."),
+    ("budget_seconds", pa.float64(), False, "Branch-and-bound time per sample and threat; 0 means it did not run."),
+    ("budget_nodes", pa.int64(), False, "Branch-and-bound sub-problems per sample and threat."),
+    ("box", pa.bool_(), False, "Whether bounds used the image domain [0, 1] besides the ball."),
+    ("nodes", pa.int64(), False, "Sub-problems branch and bound solved for this row."),
+    ("message", pa.string(), True, "What went wrong, for status error and oom."),
+)  # fmt: skip
+
+SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable, {"doc": doc}) for name, kind, nullable, doc in _COLUMNS],
+    metadata={"schema_version": str(SCHEMA_VERSION)},
+)
+KEY = ("checkpoint_digest", "threat", "sample_index")  # one row each in a sound store
+
+
+def to_table(verdicts: Iterable[Verdict]) -> pa.Table:
+    """Rows sorted by (threat, sample), so that the same verdicts give the same file whatever order they came in."""
+    rows = sorted(verdicts, key=lambda v: (v.checkpoint_digest, v.threat, v.sample_index))
+    columns: dict[str, list[Any]] = {name: [getattr(v, name) for v in rows] for name in SCHEMA.names}
+    columns["status"] = [str(s) for s in columns["status"]]
+    columns["margins"] = [list(m) for m in columns["margins"]]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def from_table(table: pa.Table) -> list[Verdict]:
+    """The rows of a table as verdicts."""
+    check_schema(table.schema, "this table")
+    return [
+        Verdict(**{**row, "status": Status(row["status"]), "margins": tuple(row["margins"])})
+        for row in table.select(SCHEMA.names).to_pylist()
+    ]
+
+
+def check_schema(schema: pa.Schema, where: str) -> None:
+    """UserError unless a file has this schema's columns in this or an older version."""
+    version = (schema.metadata or {}).get(b"schema_version")
+    if version is None:
+        raise UserError(f"{where} is not a verdict file of cure_ray: it has no schema_version in its metadata")
+    if int(version) > SCHEMA_VERSION:
+        raise UserError(f"{where} has schema version {int(version)}, this cure_ray reads up to {SCHEMA_VERSION}: upgrade cure_ray")
+    missing = [name for name in SCHEMA.names if name not in schema.names]
+    if missing:
+        raise UserError(f"{where} lacks the columns {', '.join(missing)}")
+
+
+def documentation() -> str:
+    """docs/results-schema.md; a test keeps the file equal to this."""
+    lines = [
+        "# The verdict schema",
+        "",
+        f"Version {SCHEMA_VERSION}. One row per (checkpoint, sample, threat). `pandas.read_parquet(DIR / 'verdicts')` reads a store;",
+        "nothing in it is pickled. Generated by `python -m cure_ray.results.schema`.",
+        "",
+        "| column | type | null | meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {name} | {kind} | {'yes' if nullable else ''} | {doc} |" for name, kind, nullable, doc in _COLUMNS]
+    lines += [
+        "",
+        "A sample that is misclassified without perturbation is `misclassified` under every threat. A union is computed from complete",
+        "sets only: every sample needs a row for every threat. If any row has stage `skipped`, per-norm accuracies are not available,",
+        "only the union is.",
+        "",
+        "Beside `verdicts/`: `runs/<checkpoint digest>.json` (how the network was made), `plans/<run_id>.json` (what the run set out to",
+        "do, so that missing rows can be named), `witnesses/<digest>.npy` (counterexamples), `store.json` (data set and split).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+assert tuple(SCHEMA.names) == tuple(f.name for f in dataclasses.fields(Verdict))
+
+if __name__ == "__main__":
+    print(documentation(), end="")

@@ -1,0 +1,65 @@
+"""The table `cure-ray certify` prints: accuracies with 95 % intervals, by stage, and every status counted."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from cure_ray.certify.settings import CASCADE
+from cure_ray.certify.verdict import SKIPPED, Status
+from cure_ray.errors import UserError
+from cure_ray.results.statistics import wilson
+
+_NAMES = {"linf": "l_inf", "l2": "l2", "l1": "l1"}
+
+
+def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> str:
+    """Clean, every threat and the union over these threats, for one checkpoint. UserError if a set is not complete."""
+    rows = [r for r in table.to_pylist() if r["checkpoint_digest"] == checkpoint_digest and r["threat"] in threats]
+    cells: dict[str, dict[int, dict[str, Any]]] = {threat: {} for threat in threats}
+    for row in rows:
+        cells[row["threat"]][row["sample_index"]] = row
+    samples = sorted({i for by_sample in cells.values() for i in by_sample})
+    missing = [f"{t} lacks {len(samples) - len(c)} of {len(samples)} samples" for t, c in cells.items() if len(c) != len(samples)]
+    if missing or not samples:
+        what = "; ".join(missing) or "there are no verdicts"
+        raise UserError(f"the table needs every sample under every threat: {what}. Run the same command again to fill it.")
+    used = [s for s in CASCADE if s != "attack" and any(s in r["stages"].split(",") for r in rows)]
+    skipped = any(r["stage"] == SKIPPED for r in rows)
+    n = len(samples)
+    lines = [["", "accuracy", "95 % interval", *(f"<= {s}" for s in used)]]
+    clean = sum(cells[threats[0]][i]["predicted"] == cells[threats[0]][i]["label"] for i in samples)
+    lines.append(["clean", *_share(clean, n), *([""] * len(used))])
+    for threat in threats:
+        by_stage = [sum(_certified(cells[threat][i], used[: k + 1]) for i in samples) for k in range(len(used))]
+        name = _NAMES.get(cells[threat][samples[0]]["norm"], "") + " " + threat.split("=", 1)[-1]
+        if skipped:  # rows of other threats were skipped: the count says nothing about this norm alone
+            lines.append([name, "-", "not computed", *(["-"] * len(used))])
+        else:
+            total = sum(_certified(cells[threat][i], None) for i in samples)
+            lines.append([name, *_share(total, n), *(f"{100 * k / n:.1f} %" for k in by_stage)])
+    union = [sum(all(_certified(cells[t][i], used[: k + 1]) for t in threats) for i in samples) for k in range(len(used))]
+    both = sum(all(_certified(cells[t][i], None) for t in threats) for i in samples)
+    lines.append(["union", *_share(both, n), *(f"{100 * k / n:.1f} %" for k in union)])
+    counts = [f"{t}: " + ", ".join(f"{s} {c}" for s, c in _statuses(cells[t].values())) for t in threats]
+    return "\n".join([f"{n} samples", *_aligned(lines), *counts])
+
+
+def _certified(row: dict[str, Any], stages: Sequence[str] | None) -> bool:
+    return row["status"] == Status.CERTIFIED and (stages is None or row["stage"] in stages)
+
+
+def _statuses(rows: Any) -> list[tuple[str, int]]:
+    counts = Counter("skipped" if r["stage"] == SKIPPED else r["status"] for r in rows)
+    return [(s, counts[s]) for s in (*map(str, Status), "skipped") if counts[s]]
+
+
+def _share(k: int, n: int) -> tuple[str, str]:
+    low, high = wilson(k, n)
+    return f"{100 * k / n:.1f} %", f"{100 * float(low):.1f} to {100 * float(high):.1f}"
+
+
+def _aligned(lines: list[list[str]]) -> list[str]:
+    widths = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
+    return ["  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]) for line in lines]

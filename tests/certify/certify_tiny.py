@@ -1,0 +1,44 @@
+"""A small real classifier for the certification tests: 8x8 digits, trained in a second."""
+
+import functools
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from cure_ray.networks import Network
+
+torch.set_num_threads(1)
+
+
+@functools.cache
+def digits() -> tuple[Tensor, Tensor]:
+    data = load_digits()
+    return torch.tensor(data.images / 16.0, dtype=torch.float32)[:, None], torch.tensor(data.target)
+
+
+def architecture() -> Network:
+    """Module-level and without arguments, so that `--network certify_tiny:architecture` finds it too."""
+    layers = [nn.Conv2d(1, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 24), nn.ReLU(), nn.Linear(24, 10)]
+    return Network(layers, (1, 8, 8), 10)
+
+
+@functools.cache
+def network() -> Network:
+    torch.manual_seed(0)
+    net = architecture()
+    x, y = digits()
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(60):
+        batch = torch.randint(1000, (200,))
+        noise = 0.1 * torch.randn(200, 1, 8, 8)
+        loss = nn.functional.cross_entropy(net((x[batch] + noise).clamp(0, 1)), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net.eval().requires_grad_(False)
+
+
+def samples(n: int, first: int = 1000) -> tuple[Tensor, Tensor]:
+    x, y = digits()
+    return x[first : first + n].clone(), y[first : first + n].clone()
