@@ -1,0 +1,255 @@
+"""The store keeps what was finished, refuses what does not belong together, and names what is wrong with it."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cure_ray.attacks import AttackSettings
+from cure_ray.certify.settings import CascadeSettings, Job, Shard, plan
+from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
+from cure_ray.errors import UserError
+from cure_ray.results.schema import SCHEMA, documentation, from_table, to_table
+from cure_ray.results.store import Store
+from cure_ray.results.summary import summary
+from cure_ray.threats import Threat
+
+DOCS = Path(__file__).parents[2] / "docs" / "results-schema.md"
+LINF, L2 = Threat("linf", 0.1), Threat("l2", 0.5)
+JOB = Job("c" * 64, "digits", "test", "d1", "native", "1", CascadeSettings(), 0)
+
+
+def verdict(threat: Threat, index: int, status: Status = Status.CERTIFIED, job: Job = JOB, **changes: object) -> Verdict:
+    row = Verdict(
+        SCHEMA_VERSION, job.run_id, job.checkpoint_digest, job.dataset, job.split, index, index % 10, index % 10, "lp", str(threat),
+        threat.norm, threat.eps, status, "crown", 0.25, (0.25, 1.5), 0.5, None, 0.01, job.engine, job.engine_version, job.seed,
+        ",".join(job.settings.stages), 0.0, 20000, True, 0, None,
+    )  # fmt: skip
+    return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
+
+
+def fill(store: Store, job: Job, threats: list[Threat], indices: list[int], size: int = 4) -> None:
+    done = store.begin(job, threats, indices, {"method": "joint"})
+    for shard in plan(job, threats, indices, done, size):
+        store.write(shard, [verdict(t, i, job=job) for t in shard.threats for i in shard.indices])
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "local":
+        yield str(tmp_path / "store")
+        return
+    yield "memory://bucket/store"
+    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+def create(root: str, many: bool = False, dataset: str = "digits") -> Store:
+    return Store.create(root, dataset, "test", "d1", many)
+
+
+def test_rows_come_back_as_they_went_in(root: str) -> None:
+    store = create(root)
+    rows = [
+        verdict(LINF, 0),
+        verdict(LINF, 1, Status.MISCLASSIFIED, margin_lb=None, margins=(), attack_margin=None, stage="clean"),
+        verdict(LINF, 2, Status.ERROR, message="a bound is NaN"),
+    ]
+    store.begin(JOB, [LINF], [0, 1, 2], {})
+    store.write(Shard(JOB, (LINF,), (0, 1, 2)), reversed(rows))
+    assert from_table(Store.open(root).read()) == rows
+    assert Store.open(root).read().schema.equals(SCHEMA)
+
+
+def test_pandas_reads_the_directory_without_our_help(tmp_path: Path) -> None:
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF, L2], list(range(10)))
+    frame = pd.read_parquet(tmp_path / "s" / "verdicts")
+    assert len(frame) == 20
+    assert list(frame.columns) == SCHEMA.names
+    assert set(frame.threat) == {"linf=0.1", "l2=0.5"}
+    assert list(frame.margins.iloc[0]) == [0.25, 1.5]
+
+
+def test_a_continued_run_computes_nothing_twice_whatever_its_shards_were(root: str) -> None:
+    store = create(root)
+    fill(store, JOB, [LINF], list(range(10)), size=4)
+    done = store.begin(JOB, [LINF, L2], list(range(15)), {})
+    assert done == {("linf=0.1", i) for i in range(10)}
+    shards = plan(JOB, [LINF, L2], list(range(15)), done, size=7)
+    assert sorted(i for s in shards if s.threats == (LINF,) for i in s.indices) == [10, 11, 12, 13, 14]
+    for shard in shards:
+        store.write(shard, [verdict(shard.threats[0], i) for i in shard.indices])
+    assert plan(JOB, [LINF, L2], list(range(15)), store.begin(JOB, [LINF, L2], list(range(15)), {})) == []
+    assert store.fsck() == []
+
+
+def test_the_name_of_a_shard_is_its_content() -> None:
+    shard = Shard(JOB, (LINF,), (0, 1))
+    assert shard.name == Shard(dataclasses.replace(JOB), (Threat("linf", 0.1),), (0, 1)).name
+    others = [
+        Shard(JOB, (Threat("linf", 0.1 + 1e-9),), (0, 1)),
+        Shard(JOB, (LINF,), (0, 2)),
+        Shard(dataclasses.replace(JOB, seed=1), (LINF,), (0, 1)),
+        Shard(dataclasses.replace(JOB, engine_version="2"), (LINF,), (0, 1)),
+        Shard(dataclasses.replace(JOB, settings=CascadeSettings(("ibp",))), (LINF,), (0, 1)),
+        Shard(dataclasses.replace(JOB, settings=CascadeSettings(attack=AttackSettings(steps=5))), (LINF,), (0, 1)),
+    ]
+    assert len({s.name for s in [shard, *others]}) == 7
+    assert Shard(dataclasses.replace(JOB, settings=CascadeSettings(batch=3)), (LINF,), (0, 1)).name == shard.name
+
+
+def test_the_same_verdicts_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+    files = []
+    for name, order in (("a", 1), ("b", -1)):
+        store = create(str(tmp_path / name))
+        store.begin(JOB, [LINF], list(range(5)), {})
+        store.write(Shard(JOB, (LINF,), tuple(range(5))), [verdict(LINF, i) for i in range(5)][::order])
+        files.append(next((tmp_path / name / "verdicts").iterdir()).read_bytes())
+    assert files[0] == files[1]
+
+
+def test_results_of_another_checkpoint_are_refused_unless_the_store_is_for_many(root: str) -> None:
+    other = dataclasses.replace(JOB, checkpoint_digest="e" * 64)
+    fill(create(root), JOB, [LINF], [0, 1])
+    with pytest.raises(UserError, match=r"another checkpoint \(cccccccccccc\).*--add"):
+        create(root).begin(other, [LINF], [0, 1], {})
+    fill(create(root, many=True), other, [LINF], [0, 1])
+    fill(create(root), JOB, [L2], [0, 1])  # it is for many from now on
+    assert Store.open(root).fsck() == []
+    assert Store.open(root).about("e" * 64) == {"method": "joint"}
+
+
+def test_other_data_other_settings_and_nearly_equal_radii_are_refused(root: str) -> None:
+    fill(create(root), JOB, [LINF], [0, 1])
+    with pytest.raises(UserError, match="holds results on digits"):
+        create(root, dataset="mnist")
+    longer = dataclasses.replace(JOB, settings=CascadeSettings(seconds=10.0))
+    with pytest.raises(UserError, match=r"other settings \(seconds: 0.0 there, 10.0 now\)"):
+        create(root).begin(longer, [LINF], [0, 1], {})
+    with pytest.raises(UserError, match="too close"):
+        create(root).begin(JOB, [Threat("linf", 0.1 + 1e-12)], [0], {})
+
+
+def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="not empty"):
+        create(str(tmp_path))
+    with pytest.raises(UserError, match="holds no results"):
+        Store.open(tmp_path)
+
+
+def test_fsck_names_missing_torn_duplicated_and_foreign(tmp_path: Path) -> None:
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF], list(range(8)), size=2)
+    folder = tmp_path / "s" / "verdicts"
+    first, second, third, fourth = sorted(folder.iterdir())
+    assert store.fsck() == []
+    first.unlink()
+    data = bytearray(second.read_bytes())
+    second.write_bytes(data[: len(data) // 2])
+    third.write_bytes(bytes(b ^ (0xFF if i == 40 else 0) for i, b in enumerate(third.read_bytes())))
+    store.write(Shard(JOB, (LINF,), (6,)), [verdict(LINF, 6)])
+    store.write(Shard(JOB, (L2,), (0,)), [verdict(L2, 0, run_id="deadbeef")])
+    (folder / ".half.parquet.partial").write_bytes(b"x")
+    (folder / "notes.txt").write_text("?")
+    found = [str(f) for f in store.fsck()]
+    assert any(f.startswith("missing: linf=0.1") and "(0-5)" in f for f in found)
+    assert sum(f.startswith("torn") and ".parquet is damaged" in f for f in found) == 2
+    assert any("interrupted" in f for f in found)
+    assert any(f.startswith("duplicated: sample 6") for f in found)
+    assert sum(f.startswith("foreign") for f in found) == 2
+    assert fourth.exists()
+
+
+def test_a_flipped_bit_in_the_rows_is_noticed_when_they_are_read(tmp_path: Path) -> None:
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF], list(range(4)))
+    file = next((tmp_path / "s" / "verdicts").iterdir())
+    good = file.read_bytes()
+    end = pq.ParquetFile(file).metadata.row_group(0).column(0).file_offset or len(good) // 2
+    noticed = 0
+    for position in range(20, min(end, 400), 20):
+        file.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        try:
+            same = store.read().equals(pq.read_table(pa.BufferReader(good)))
+        except UserError:
+            noticed += 1
+        else:
+            assert same, f"byte {position} was changed and other rows were read"
+    assert noticed
+
+
+def test_witnesses_are_found_by_digest_and_damage_is_noticed(root: str) -> None:
+    store = create(root)
+    image = np.random.default_rng(0).random((1, 8, 8))
+    digest = store.write_witness(image)
+    assert store.write_witness(image) == digest
+    assert np.array_equal(store.read_witness(digest), image)
+    store.begin(JOB, [LINF], [0, 1], {})
+    store.write(Shard(JOB, (LINF,), (0, 1)), [verdict(LINF, 0, Status.FALSIFIED, witness=digest), verdict(LINF, 1, witness="f" * 64)])
+    assert [f.kind for f in store.fsck()] == ["missing"]
+    path = store._at(f"witnesses/{digest}.npy")
+    data = store.fs.cat_file(path)
+    store.fs.pipe_file(path, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(UserError, match="damaged"):
+        store.read_witness(digest)
+
+
+def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF], [0])
+    file = next((tmp_path / "s" / "verdicts").iterdir())
+    table = pq.read_table(file)
+    pq.write_table(table.replace_schema_metadata({"schema_version": "99"}), file)
+    with pytest.raises(UserError, match=r"schema version 99.*upgrade"):
+        store.read()
+
+
+def test_a_process_killed_while_writing_leaves_no_half_shard(tmp_path: Path) -> None:
+    """kill -9 between the bytes and the rename: the shard is absent, not torn, and the next run does it again."""
+    script = (
+        "import os, signal, sys\n"
+        "from cure_ray.results import store as module\n"
+        "import tests_store_job as j\n"
+        "os.replace = lambda a, b: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"s = module.Store({str(tmp_path / 's')!r})\n"
+        "s.write(j.Shard(j.JOB, (j.LINF,), (4,)), [j.verdict(j.LINF, 4)])\n"
+    )
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF], [0, 1, 2, 3])
+    (tmp_path / "tests_store_job.py").write_text(Path(__file__).read_text())
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True)
+    assert result.returncode == -9, result.stderr.decode()
+    assert len(store.read()) == 4
+    assert [f.kind for f in store.fsck()] == ["torn"]
+    assert len(pd.read_parquet(tmp_path / "s" / "verdicts")) == 4
+
+
+def test_the_documented_schema_is_the_schema() -> None:
+    assert DOCS.read_text() == documentation(), "run: python -m cure_ray.results.schema > docs/results-schema.md"
+    assert {f.name for f in dataclasses.fields(Verdict)} == set(SCHEMA.names)
+
+
+def test_the_table_counts_per_sample_and_refuses_holes() -> None:
+    rows = [verdict(LINF, i, Status.CERTIFIED if i < 6 else Status.UNKNOWN, stage="ibp" if i < 2 else "crown") for i in range(10)]
+    rows += [verdict(L2, i, Status.CERTIFIED if i % 2 else Status.FALSIFIED, stage="crown" if i % 2 else "attack") for i in range(10)]
+    text = summary(to_table(rows), JOB.checkpoint_digest, ["linf=0.1", "l2=0.5"])
+    lines = {line.split()[0] if line.strip() else "": line for line in text.splitlines()}
+    assert "60.0 %" in lines["l_inf"]
+    assert "20.0 %" in lines["l_inf"], "by IBP alone"
+    assert "50.0 %" in lines["l2"]
+    assert "30.0 %" in lines["union"], "AND per sample: 1, 3 and 5"
+    assert "falsified 5" in text
+    assert "unknown 4" in text
+    with pytest.raises(UserError, match=r"l2=0\.5 lacks 1 of 10"):
+        summary(to_table(rows[:-1]), JOB.checkpoint_digest, ["linf=0.1", "l2=0.5"])
