@@ -1,0 +1,39 @@
+"""Margins of arbitrary boxes of images by the native engine: what geometric and patch certification ask of it.
+
+float32 searches and float64 decides, rounding slack included (docs/soundness.md), exactly as for l_p balls: a margin > 0 in a row
+whose margins are all positive is a proof for every image of the box.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.domain import Domain
+from cure_ray.bounds.engine import Stage
+from cure_ray.bounds.native import NativeEngine, NativeProblem
+from cure_ray.threats import Threat
+
+# The engine reads a magnitude bound |x| + eps off the threat; pixels lie in [0, 1], so 1 covers every box.
+_ANY_BOX = Threat("linf", 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxDomain(Domain):
+    """A box with its own offsets per pixel. Flat images in the engine's order: height, width, channel."""
+
+    def to(self, dtype: torch.dtype) -> "BoxDomain":
+        """A cast, not a recomputation: the offsets are not those of a ball. Only the searching pass works on it."""
+        return replace(self, x_BN=self.x_BN.to(dtype), low_BN=self.low_BN.to(dtype), high_BN=self.high_BN.to(dtype))
+
+
+def box_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B: Tensor, stage: Stage) -> Tensor:
+    """[B, K-1] lower bounds of f_y - f_i over low <= x <= high; float64 in, float64 out; NaN where a bound is not finite."""
+    domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, _ANY_BOX, True)
+    usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1)
+    return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
+
+
+def proven(margins_BS: Tensor) -> Tensor:
+    """Finite and strictly positive, every one of them."""
+    return (torch.isfinite(margins_BS) & (margins_BS > 0)).all(1)
