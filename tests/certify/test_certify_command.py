@@ -1,0 +1,228 @@
+"""`cure-ray certify` as a person types it: own checkpoints and foreign networks, resume, Ctrl-C, and sentences for bad input."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import certify_tiny as tiny
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cure_ray.certify import runner
+from cure_ray.checkpoints import save_checkpoint
+from cure_ray.commands import certify as command
+from cure_ray.commands.certify_options import parse_seconds, parse_threats
+from cure_ray.config import parse_experiment
+from cure_ray.errors import UserError
+from cure_ray.results.store import Store
+from cure_ray.training.loop import new_network
+
+THREATS = "linf=0.03,l2=0.2,l1=0.4"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> dict[str, Any]:
+    """The options of a run on a network trained elsewhere."""
+    save_file(tiny.network().state_dict(), tmp_path / "weights.safetensors")
+    x, y = tiny.samples(24)
+    np.savez(tmp_path / "data.npz", images=(x * 255).round().to(torch.uint8).numpy(), labels=y.numpy())
+    return {
+        "network": "certify_tiny:architecture",
+        "weights": tmp_path / "weights.safetensors",
+        "data": tmp_path / "data.npz",
+        "threats": THREATS,
+        "out": str(tmp_path / "out"),
+        "device": "cpu",
+    }
+
+
+def certify(**options: Any) -> None:
+    command.certify(**options)
+
+
+def test_a_foreign_network_is_certified_and_the_table_is_printed(foreign: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    certify(**foreign)
+    printed = capsys.readouterr().out
+    frame = pd.read_parquet(Path(foreign["out"]) / "verdicts")
+    assert len(frame) == 72
+    union = frame[frame.status == "certified"].groupby("sample_index").size().eq(3).sum()
+    line = next(line for line in printed.splitlines() if line.startswith("union"))
+    assert f"{100 * union / 24:.1f} %" in line
+    for word in ("clean", "l_inf 0.03", "l2 0.2", "l1 0.4", "95 % interval", "<= crown-ibp", "certified "):
+        assert word in printed
+    for witness in frame.witness.dropna():
+        assert Store.open(foreign["out"]).read_witness(witness).shape == (1, 8, 8)
+    assert Store.open(foreign["out"]).fsck() == []
+
+
+def test_the_same_command_continues_and_changes_nothing(foreign: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    certify(**foreign, samples=10, stages="ibp,crown")
+    before = {p.name: p.read_bytes() for p in (Path(foreign["out"]) / "verdicts").iterdir()}
+    seen: list[int] = []
+    real = runner.certify_shard
+
+    def watched(certifier: Any, shard: Any, samples: Any, save: Any) -> Any:
+        seen.extend(shard.indices)
+        return real(certifier, shard, samples, save)
+
+    monkeypatch.setattr(runner, "certify_shard", watched)
+    certify(**foreign, samples=10, stages="ibp,crown")
+    assert seen == []
+    certify(**foreign, samples=14, stages="ibp,crown")
+    assert sorted(set(seen)) == [10, 11, 12, 13]
+    after = {p.name: p.read_bytes() for p in (Path(foreign["out"]) / "verdicts").iterdir()}
+    assert before.items() <= after.items()
+
+
+def test_union_only_gives_the_same_union_and_hides_the_single_norms(foreign: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    certify(**foreign)
+    full = capsys.readouterr().out
+    certify(**{**foreign, "out": foreign["out"] + "-union"}, union_only=True)
+    short = capsys.readouterr().out
+
+    def union(text: str) -> list[str]:
+        return next(line for line in text.splitlines() if line.startswith("union")).split()[:3]
+
+    assert union(full) == union(short)
+    assert "not computed" in short
+
+
+def test_a_cross_check_confirms_linf_certificates(foreign: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    certify(**{**foreign, "threats": "linf=0.02"}, samples=8, cross_check="auto_lirpa")
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if line.startswith("cross-check"))
+    confirmed, of, checked = line.split("confirms ")[1].split()[:3]
+    assert of == "of"
+    assert int(confirmed) == int(checked) > 0
+
+
+def test_a_checkpoint_brings_its_data_radii_and_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = parse_experiment({"network": {"name": "mlp", "width": 0.2}, "certification": {"samples": 6}})
+    torch.manual_seed(0)
+    weights = new_network(experiment).state_dict()
+    digest = save_checkpoint(tmp_path / "epoch_0001", experiment, 1, weights, {}, {"clean": 0.1})
+    certify(checkpoint=tmp_path / "epoch_0001", out=str(tmp_path / "out"), device="cpu")
+    store = Store.open(tmp_path / "out")
+    frame = store.read().to_pandas()
+    assert len(frame) == 18
+    assert set(frame.threat) == {"linf=0.1", "l2=0.5", "l1=1"}
+    assert set(frame.checkpoint_digest) == {digest}
+    assert store.about(digest)["method"] == experiment.training.method
+    assert store.about(digest)["seed"] == 0
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"threats": "linf=-0.1"}, "finite number >= 0"),
+    ({"threats": "l2=nan"}, "finite number >= 0"),
+    ({"threats": "l3=0.1"}, "unknown norm"),
+    ({"threats": "linf:0.1"}, "not like linf=0.1"),
+    ({"threats": "linf=0.1,linf=0.2"}, "one radius per norm"),
+    ({"threats": None}, "which threats"),
+    ({"stages": "crwn"}, "Did you mean 'crown'"),
+    ({"stages": "ibp,branch-and-bound"}, "--budget 10s"),
+    ({"budget": "soon"}, "not a time"),
+    ({"engine": "natve"}, "Did you mean 'native'"),
+    ({"network": "certify_tiny"}, "package.module:factory"),
+    ({"network": "certify_tiny:nothing"}, "has no 'nothing'"),
+    ({"network": "no_such_module:f"}, "cannot import"),
+    ({"network": "certify_tiny:digits"}, "not a torch module"),
+    ({"weights": Path("nowhere.safetensors")}, "no such file"),
+    ({"data": None}, "needs --data"),
+    ({"data": Path("nowhere.npz")}, "no such file"),
+    ({"network": None}, "either a CHECKPOINT"),
+    ({"device": "gpu"}, "unknown device"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD, ids=[s for _, s in BAD])
+def test_bad_options_get_a_sentence(foreign: dict[str, Any], change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        certify(**{**foreign, **change})
+    assert not Path(foreign["out"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "sentence"),
+    [
+        (np.full((2, 1, 8, 8), 200.0), np.array([0, 1]), "Divide by 255"),
+        (np.full((2, 1, 8, 8), -0.4), np.array([0, 1]), "Undo the normalisation"),
+        (np.zeros((2, 1, 9, 9)), np.array([0, 1]), r"shape \(1, 8, 8\), the data has \(1, 9, 9\)"),
+        (np.zeros((2, 64)), np.array([0, 1]), r"\(N, C, H, W\)"),
+        (np.zeros((2, 1, 8, 8)), np.array([0, 10]), r"labels must lie in 0\.\.9"),
+        (np.zeros((2, 1, 8, 8)), np.array([0.0, 1.0]), "labels must be 2 integers"),
+        (np.zeros((2, 1, 8, 8), dtype=np.int64), np.array([0, 1]), "uint8 or floats"),
+        (np.zeros((0, 1, 8, 8)), np.zeros(0, dtype=np.int64), "no images"),
+    ],
+)
+def test_bad_data_gets_a_sentence(foreign: dict[str, Any], images: Any, labels: Any, sentence: str) -> None:
+    np.savez(foreign["data"], images=images, labels=labels)
+    with pytest.raises(UserError, match=sentence):
+        certify(**foreign)
+
+
+def test_weights_with_nan_and_pickled_code_are_refused(foreign: dict[str, Any], tmp_path: Path) -> None:
+    state = {k: v.clone() for k, v in tiny.network().state_dict().items()}
+    state["4.weight"][0, 0] = float("nan")
+    save_file(state, tmp_path / "nan.safetensors")
+    for engine in ("native", "auto_lirpa"):
+        with pytest.raises(UserError, match=r"(?i)nan"):
+            certify(**{**foreign, "weights": tmp_path / "nan.safetensors"}, engine=engine)
+    torch.save(tiny.network(), tmp_path / "whole_module.pt")
+    with pytest.raises(UserError, match="need code to be run"):
+        certify(**{**foreign, "weights": tmp_path / "whole_module.pt"})
+    torch.save(tiny.network().state_dict(), tmp_path / "plain.pt")
+    certify(**{**foreign, "weights": tmp_path / "plain.pt"}, samples=2, stages="ibp")
+
+
+def test_another_checkpoint_in_the_output_directory_is_refused(foreign: dict[str, Any], tmp_path: Path) -> None:
+    certify(**foreign, samples=2, stages="ibp")
+    save_file({k: v * 1.01 if v.is_floating_point() else v for k, v in tiny.network().state_dict().items()}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="another checkpoint"):
+        certify(**{**foreign, "weights": tmp_path / "other.safetensors"}, samples=2, stages="ibp")
+    certify(**{**foreign, "weights": tmp_path / "other.safetensors"}, samples=2, stages="ibp", add=True)
+    assert len(pd.read_parquet(Path(foreign["out"]) / "verdicts")) == 12
+
+
+def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str, Any]) -> None:
+    """A real SIGINT to a real process, after its first shard is on disk."""
+    script = (
+        "import sys, certify_tiny\n"
+        "from pathlib import Path\n"
+        "from cure_ray.certify import settings\n"
+        "from cure_ray.commands.certify import certify\n"
+        "from cure_ray.run import StoppedError\n"
+        "plan = settings.plan\n"
+        "settings.plan = lambda job, threats, indices, done, size=100: plan(job, threats, indices, done, 2)\n"
+        "try:\n"
+        f"    certify(**{ {k: str(v) for k, v in foreign.items() if k not in ('weights', 'data')} !r},\n"
+        f"            weights=Path({str(foreign['weights'])!r}), data=Path({str(foreign['data'])!r}))\n"
+        "except StoppedError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
+    folder = Path(foreign["out"]) / "verdicts"
+    deadline = time.monotonic() + 120
+    while not (folder.is_dir() and list(folder.glob("*.parquet"))) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=120)
+    assert "shards are finished and kept in" in message
+    assert "run the same command to continue" in message
+    kept = {p.name for p in folder.iterdir()}
+    assert kept
+    certify(**foreign)
+    assert kept <= {p.name for p in folder.iterdir()}
+    assert Store.open(foreign["out"]).fsck() == []
+
+
+def test_radii_and_times_are_read_as_written() -> None:
+    assert [(t.norm, t.eps) for t in parse_threats("linf=8/255, l2=0.5")] == [("linf", 8 / 255), ("l2", 0.5)]
+    assert [parse_seconds(t) for t in ("10s", "2m", "1h", "0", "1.5")] == [10, 120, 3600, 0, 1.5]
