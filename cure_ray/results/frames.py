@@ -1,0 +1,171 @@
+"""From directories to a study: finds stores, reads them, checks that what was planned is there, and joins the runs' metadata."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cure_ray.errors import UserError
+from cure_ray.norms import NORMS
+from cure_ray.results.evaluations import REQUIRED
+from cure_ray.results.store import Store
+from cure_ray.results.study import RunInfo, Study, build_study
+
+COLUMNS = [*REQUIRED, "schema_version", "witness", "engine_version", "stages", "budget_seconds", "budget_nodes", "box", "nodes"]
+"""What the tables need; `margins` is left out because a list per row costs more than everything else together."""
+_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A study and where it came from."""
+
+    study: Study
+    stores: tuple[Store, ...]
+    verdicts: pd.DataFrame
+
+
+def find_stores(source: str | Path) -> list[Store]:
+    """The store at `source`, or all stores below it (a run, a sweep, a folder of runs)."""
+    if "://" in str(source):
+        return [Store.open(source)]
+    root = Path(source)
+    if not root.exists():
+        raise UserError(f"{root} does not exist. Give the directory that `cure-ray certify` wrote, or one above it.")
+    if not root.is_dir():
+        raise UserError(f"{root} is a file; give the directory that `cure-ray certify` wrote, or one above it.")
+    if (root / "store.json").exists():
+        return [Store.open(root)]
+    below = [p.parent for depth in range(1, _DEPTH) for p in sorted(root.glob("*/" * depth + "store.json"))]
+    if not below:
+        raise UserError(f"{root} holds no certification results. Make some: cure-ray certify RUN --out {root / 'results'}")
+    return [Store.open(p) for p in below]
+
+
+def read_verdicts(stores: Sequence[Store], columns: list[str] | None = None) -> pd.DataFrame:
+    """All rows of the stores, as pandas; text columns as categories, which keeps 600,000 rows small and fast."""
+    frames = [s.read(columns or COLUMNS).to_pandas(strings_to_categorical=True) for s in stores]
+    if len(frames) == 1:
+        return frames[0]
+    for name in frames[0].select_dtypes("category").columns:
+        joined = pd.api.types.union_categoricals([f[name] for f in frames])
+        for frame in frames:
+            frame[name] = frame[name].cat.set_categories(joined.categories)
+    return pd.concat(frames, ignore_index=True)
+
+
+def parse_threats(texts: Iterable[str]) -> tuple[tuple[str, float], ...] | None:
+    """`linf=0.1` or `linf=8/255`, one per norm; None if there are none."""
+    chosen: dict[str, float] = {}
+    for text in texts:
+        norm, _, radius = text.partition("=")
+        try:
+            top, _, bottom = radius.partition("/")
+            eps = float(top) / float(bottom or 1)
+        except (ValueError, ZeroDivisionError):
+            eps = float("nan")
+        if norm not in NORMS or not np.isfinite(eps) or eps <= 0:
+            raise UserError(f"--threat takes a norm ({', '.join(NORMS)}) and a radius, e.g. linf=8/255; got {text!r}")
+        if norm in chosen:
+            raise UserError(f"--threat names {norm} twice; the union takes one radius per norm")
+        chosen[norm] = eps
+    return tuple(chosen.items()) or None
+
+
+def plans(store: Store) -> list[dict[str, Any]]:
+    """What the certifications of a store set out to do."""
+    found = (store._read_json(f"plans/{name}") for name in store._list("plans", ".json"))
+    return [plan for plan in found if plan]
+
+
+def check_complete(stores: Sequence[Store], verdicts: pd.DataFrame) -> None:
+    """Rows that were planned and are not there are named. Without this, an interrupted certification would look smaller, not partial."""
+    have: dict[tuple[str, str], Any] = {}
+    grouped = verdicts.groupby(["checkpoint_digest", "threat"], observed=True)["sample_index"]
+    for (digest, threat), samples in grouped:
+        have[str(digest), str(threat)] = samples.to_numpy()
+    for store in stores:
+        for plan in plans(store):
+            digest = str(plan["checkpoint_digest"])
+            if digest not in set(verdicts["checkpoint_digest"].astype(str).unique()):
+                raise UserError(f"{store.root}: checkpoint {digest[:12]} was to be certified, but has no verdicts yet. {_AGAIN}")
+            for threat, indices in plan["threats"].items():
+                lacking = np.setdiff1d(np.asarray(indices), have.get((digest, threat), np.array([], dtype=int)))
+                if len(lacking):
+                    some = ", ".join(map(str, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
+                    what = f"{threat} of checkpoint {digest[:12]} lacks {len(lacking)} of {len(indices)} samples ({some})"
+                    raise UserError(f"{store.root}: {what}. {_AGAIN}")
+
+
+_AGAIN = "Run the same `cure-ray certify` command again: it continues where it stopped."
+
+
+def find_runs(roots: Iterable[Path]) -> dict[str, Path]:
+    """Training runs below these directories, by the hash of their experiment. The first one found wins."""
+    found: dict[str, Path] = {}
+    for root in roots:
+        for depth in range(_DEPTH):
+            for described in sorted(root.glob("*/" * depth + "run.json")):
+                try:
+                    found.setdefault(str(json.loads(described.read_text())["config_hash"]), described.parent)
+                except (OSError, ValueError, KeyError, TypeError):
+                    continue  # somebody else's run.json
+    return found
+
+
+def run_info(about: Mapping[str, Any], digest: str, runs: Mapping[str, Path]) -> RunInfo:
+    """What `runs/<digest>.json` says, completed from the run's directory where that is known."""
+    directory = runs.get(str(about.get("config_hash")))
+    described = json.loads((directory / "run.json").read_text()) if directory else {}
+    return RunInfo(
+        checkpoint=digest,
+        experiment=about.get("experiment") or {},
+        directory=directory,
+        epoch=about.get("epoch"),
+        hardware=about.get("hardware") or described.get("hardware") or {},
+        versions=about.get("versions") or described.get("versions") or {},
+        metrics=about.get("metrics") or {},
+        about=about,
+    )
+
+
+def load(
+    sources: str | Path | Sequence[str | Path],
+    threats: Iterable[str] = (),
+    checkpoints: Sequence[str] = (),
+    runs: Sequence[Path] = (),
+) -> Loaded:
+    """Everything below the sources as one study. UserError where it is empty, partial, mixed, torn or newer than this code.
+
+    `runs` are directories to look for training runs in (learning curves, hardware), besides the sources and their neighbours.
+    """
+    paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    stores = tuple(store for path in paths for store in find_stores(path))
+    verdicts = read_verdicts(stores)
+    if verdicts.empty:
+        raise UserError(f"{stores[0].root} has no verdicts yet. {_AGAIN}")
+    if checkpoints:
+        verdicts = _only(verdicts, checkpoints)
+    else:
+        check_complete(stores, verdicts)
+    local = [Path(store.root) for store in stores if "://" not in store.root]
+    known = find_runs([*runs, *dict.fromkeys(p for root in local for p in (root, root.parent, root.parent / "runs"))])
+    infos = {}
+    for digest in map(str, verdicts["checkpoint_digest"].unique()):
+        about = next((a for s in stores if (a := s.about(digest))), {})
+        infos[digest] = run_info(about, digest, known)
+    source = Path(str(paths[0])) if "://" not in str(paths[0]) else None
+    return Loaded(build_study(verdicts, infos, parse_threats(threats), source), stores, verdicts)
+
+
+def _only(verdicts: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
+    digests = verdicts["checkpoint_digest"].astype(str)
+    for wanted in checkpoints:
+        if not digests.str.startswith(wanted).any():
+            there = ", ".join(sorted({d[:12] for d in digests.unique()}))
+            raise UserError(f"no verdicts of a checkpoint {wanted!r} here; there are: {there}")
+    return verdicts[digests.str.startswith(tuple(checkpoints))].reset_index(drop=True)

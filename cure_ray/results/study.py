@@ -1,0 +1,158 @@
+"""A study: the evaluations of a store with what is known of their runs, named so that a reader can tell them apart."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cure_ray.errors import UserError
+from cure_ray.results.evaluations import NORM_ORDER, Evaluation, ThreatColumn, evaluations, main_threats
+
+DISPLAY = {"joint": "CURE-Joint", "max": "CURE-Max", "random": "CURE-Random", "scratch": "CURE-Scratch", "finetune": "CURE-Finetune"}
+"""The paper's names; a method that is not in the paper keeps its own."""
+ORDER = ("natural", "linf", "l2", "l1", "l2_pgd", "joint", "max", "random", "finetune", "scratch")
+_SAME = ("name", "origin", "seed", "execution.", "certification.", "threats.", "dataset.name", "training.method", "training.start_from")
+"""Beginnings of the fields that do not make a variant of a method."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What the store, or the run's directory, says about how a checkpoint came to be. Everything may be unknown."""
+
+    checkpoint: str
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
+    epoch: int | None = None
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of the checkpoint's epoch
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """The training method; for a network trained elsewhere, its name."""
+        known = self.experiment.get("training", {}).get("method") or self.about.get("weights") or self.about.get("network")
+        return Path(str(known)).stem if known else self.checkpoint[:8]
+
+    @property
+    def seed(self) -> int:
+        return int(self.experiment.get("seed", 0))
+
+    def setting(self, path: str) -> Any:
+        """A field of the experiment by its dotted path, e.g. training.eta; None where unknown."""
+        value: Any = self.experiment
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def radii(self) -> tuple[tuple[str, float], ...] | None:
+        """The experiment's threats; None where unknown. A radius of 0 means: not part of the union."""
+        threats = self.experiment.get("threats")
+        if not isinstance(threats, Mapping):
+            return None
+        eps = {norm: float(Fraction(str(threats.get(norm, 0)))) for norm in NORM_ORDER}
+        return tuple((norm, e) for norm, e in eps.items() if e > 0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a table to be: a certified checkpoint."""
+
+    info: RunInfo
+    evaluation: Evaluation  # the complete l_p block the union is taken over
+    everything: Evaluation  # every verdict there is, holes included
+    label: str = ""
+
+    @property
+    def setting(self) -> str:
+        """What must be equal for two entries to be compared: data, and the radii of the union."""
+        return f"{self.evaluation.dataset} ({self.evaluation.split}), {', '.join(t.name for t in self.evaluation.threats)}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything the tables need."""
+
+    entries: tuple[Entry, ...]
+    source: Path | None = None
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(e.setting for e in self.entries))
+
+    def within(self, setting: str) -> "Study":
+        return replace(self, entries=tuple(e for e in self.entries if e.setting == setting))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def labels(infos: Sequence[RunInfo]) -> list[str]:
+    """Names for table rows: the method, and whatever settings tell runs of that method apart (seeds never do)."""
+    flats = [{k: v for k, v in flatten(i.experiment).items() if not k.startswith(_SAME)} for i in infos]
+    families = [(i.method, i.setting("dataset.name"), i.radii) for i in infos]
+    names = []
+    for info, flat, family in zip(infos, flats, families, strict=True):
+        peers = [f for f, other in zip(flats, families, strict=True) if other == family]
+        differing = [k for k in flat if any(p.get(k) != flat[k] for p in peers)]
+        variant = ", ".join(f"{k.removeprefix('training.')}={_shown(flat[k])}" for k in differing)
+        names.append(DISPLAY.get(info.method, info.method) + (f" [{variant}]" if variant else ""))
+    return names
+
+
+def method_rank(method: str) -> int:
+    return ORDER.index(method) if method in ORDER else len(ORDER)
+
+
+def build_study(
+    verdicts: pd.DataFrame,
+    infos: Mapping[str, RunInfo] | None = None,
+    threats: Iterable[tuple[str, float]] | None = None,
+    source: Path | None = None,
+) -> Study:
+    """From rows to named, complete evaluations. Every run must have the whole union; a hole anywhere is an error."""
+    chosen = tuple(threats) if threats is not None else None
+    blocks = evaluations(verdicts)
+    known = [(infos or {}).get(b.checkpoint, RunInfo(b.checkpoint)) for b in blocks]
+    _refuse_two_checkpoints(blocks, known)
+    entries = []
+    for block, info in zip(blocks, known, strict=True):
+        union: tuple[ThreatColumn, ...] = main_threats(block, chosen if chosen is not None else info.radii)
+        entries.append(Entry(info, block.only(union), block))
+    names = labels(known)
+    entries = [replace(e, label=name) for e, name in zip(entries, names, strict=True)]
+    entries.sort(key=lambda e: (e.setting, method_rank(e.info.method), e.label, e.info.seed, e.evaluation.checkpoint))
+    return Study(tuple(entries), source)
+
+
+def _refuse_two_checkpoints(blocks: Sequence[Evaluation], infos: Sequence[RunInfo]) -> None:
+    """Two epochs of one training run are two rows that look alike; which one is meant is the user's to say."""
+    seen: dict[tuple[str, str, str], tuple[Evaluation, RunInfo]] = {}
+    for block, info in zip(blocks, infos, strict=True):
+        if not info.experiment:
+            continue
+        identity = (str(sorted(flatten(info.experiment).items(), key=lambda kv: kv[0])), block.dataset, block.split)
+        if identity in seen:
+            other, about = seen[identity]
+            raise UserError(
+                f"the store mixes two checkpoints of one training run ({info.method}, seed {info.seed}): "
+                f"{other.short} (epoch {about.epoch}) and {block.short} (epoch {info.epoch}). Choose one with --checkpoint {block.short}"
+            )
+        seen[identity] = (block, info)

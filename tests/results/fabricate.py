@@ -1,0 +1,79 @@
+"""Made-up verdict tables with the store's columns, for tests of everything behind the store."""
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+
+THREATS = (("linf", 0.1), ("l2", 0.35), ("l1", 0.7))
+STATUSES = ("certified", "falsified", "unknown", "timeout", "oom", "error")
+STAGE_OF = {
+    "certified": ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound"),
+    "falsified": ("attack", "branch-and-bound"),
+    "unknown": ("alpha-crown", "branch-and-bound"),
+    "timeout": ("branch-and-bound",),
+    "oom": ("alpha-crown",),
+    "error": ("ibp",),
+    "misclassified": ("clean",),
+}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def verdicts(
+    seed: int = 0,
+    n: int = 40,
+    runs: tuple[str, ...] = ("a",),
+    threats: tuple[tuple[str, float], ...] = THREATS,
+    dataset: str = "digits",
+    certified: float = 0.6,
+) -> pd.DataFrame:
+    """Random but complete: every run has every sample under every threat."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for run in runs:
+        label = rng.integers(0, 10, n)
+        predicted = np.where(rng.random(n) < 0.9, label, (label + 1) % 10)
+        for norm, eps in threats:
+            weights = np.array([certified, *[(1 - certified) / 5] * 5])
+            status = np.where(predicted != label, "misclassified", rng.choice(STATUSES, n, p=weights))
+            pick = rng.random(n)
+            stage = [STAGE_OF[s][int(u * len(STAGE_OF[s]))] for s, u in zip(status, pick, strict=True)]
+            margin = np.where(status == "certified", rng.random(n), -rng.random(n))
+            attacked = np.isin(status, ["falsified", "unknown", "timeout"])
+            parts.append(
+                pd.DataFrame(
+                    {
+                        "schema_version": 1,
+                        "run_id": digest(run)[:16],
+                        "checkpoint_digest": digest(run),
+                        "dataset": dataset,
+                        "split": "test",
+                        "sample_index": np.arange(n),
+                        "label": label,
+                        "predicted": predicted,
+                        "family": "lp",
+                        "threat": f"{norm}={eps:g}",
+                        "norm": norm,
+                        "eps": eps,
+                        "status": status,
+                        "stage": stage,
+                        "margin_lb": np.where(status == "misclassified", np.nan, margin),
+                        "attack_margin": np.where(attacked, np.where(status == "falsified", -0.1, 0.1), np.nan),
+                        "witness": None,
+                        "seconds": rng.random(n) / 10,
+                        "engine": "native",
+                        "engine_version": "1",
+                        "seed": 0,
+                        "stages": "ibp,crown-ibp,attack,crown,alpha-crown,branch-and-bound",
+                        "budget_seconds": 1.0,
+                        "budget_nodes": 100,
+                        "box": True,
+                        "nodes": 0,
+                        "message": None,
+                    }
+                )
+            )
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,238 @@
+"""Union accuracies and their company on made-up verdicts: against an independent recomputation, and against the algebra."""
+
+import fabricate
+import numpy as np
+import pandas as pd
+import pytest
+
+from cure_ray.errors import UserError
+from cure_ray.results import tables
+from cure_ray.results.evaluations import STATUSES, evaluations
+from cure_ray.results.study import RunInfo, Study, build_study
+
+NORMS = ("linf", "l2", "l1")
+
+
+def infos(runs: dict[str, dict[str, object]]) -> dict[str, RunInfo]:
+    """RunInfo per fabricated run: method and seed, and what else is given of the training."""
+    out = {}
+    for name, training in runs.items():
+        training = dict(training)
+        seed = training.pop("seed", 0)
+        experiment = {"seed": seed, "dataset": {"name": "digits"}, "training": training, "threats": dict(fabricate.THREATS)}
+        out[fabricate.digest(name)] = RunInfo(fabricate.digest(name), experiment)
+    return out
+
+
+def study(seed: int = 0, n: int = 40, **runs: dict[str, object]) -> Study:
+    runs = runs or {"a": {"method": "max"}}
+    return build_study(fabricate.verdicts(seed, n, tuple(runs)), infos(runs))
+
+
+def recount(rows: pd.DataFrame) -> dict[str, float]:
+    """The definition, sample by sample in plain Python."""
+    robust: dict[int, dict[str, bool]] = {}
+    for row in rows.to_dict("records"):
+        robust.setdefault(row["sample_index"], {})[row["norm"]] = row["status"] == "certified"
+    n = len(robust)
+    counts = {f"cert_{norm}": sum(r[norm] for r in robust.values()) for norm in NORMS}
+    counts["union"] = sum(all(r[norm] for norm in NORMS) for r in robust.values())
+    counts["union_linf_l2"] = sum(r["linf"] and r["l2"] for r in robust.values())
+    counts["clean"] = sum(rows.drop_duplicates("sample_index").eval("label == predicted"))
+    return {name: 100 * count / n for name, count in counts.items()}
+
+
+def test_a_thousand_random_tables_agree_with_an_independent_recount_and_obey_the_algebra() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        names = tuple(f"{seed}-{i}" for i in range(50))
+        rows = fabricate.verdicts(seed, int(rng.integers(1, 30)), names, certified=float(rng.random()))
+        made = build_study(rows.sample(frac=1, random_state=seed))
+        assert len(made.entries) == 50
+        accuracy = tables.accuracy_table(made).set_index("checkpoint")
+        split = tables.decomposition_table(made)
+        assert np.allclose(split["R_union"], split["R_r"] + split["R_align"], atol=1e-9)
+        stages = tables.stage_table(made)
+        for entry, (digest, own) in zip(made.entries, rows.groupby("checkpoint_digest"), strict=True):
+            row = accuracy.loc[digest]
+            for name, value in recount(own).items():
+                assert row[name] == pytest.approx(value, abs=1e-9), (seed, digest, name)
+            certified = [row[f"cert_{norm}"] for norm in NORMS]
+            assert row["union"] <= min(certified) + 1e-9
+            assert row["union"] <= row["union_linf_l2"] <= min(certified[:2]) + 1e-9
+            assert row["union"] >= sum(certified) - 200 - 1e-9
+            assert max(certified) <= row["clean"] + 1e-9
+            parts = split[split["checkpoint"] == digest].set_index("union")["R_union"]
+            assert 100 - parts["linf_l2, weaker first"] == pytest.approx(row["union_linf_l2"], abs=1e-9)
+            assert 100 - parts["all, r = linf"] == pytest.approx(row["union"], abs=1e-9)
+            by_stage = stages.loc[stages["checkpoint"] == digest, "union"]
+            assert by_stage.is_monotonic_increasing
+            assert by_stage.iloc[-1] == pytest.approx(row["union"])
+            assert tables.failure_patterns(entry)["samples"].sum() == pytest.approx(row["clean"] * row["n"] / 100)
+
+
+def test_every_status_is_counted_and_the_counts_add_up() -> None:
+    table = tables.status_table(study(n=200))
+    assert (table[list(STATUSES)].sum(axis=1) + table["no_verdict"] == table["n"]).all()
+    assert set(STATUSES) <= set(table.columns)
+
+
+def test_the_order_of_rows_and_shards_does_not_matter() -> None:
+    rows = fabricate.verdicts(3, 50, ("a", "b"))
+    first = tables.accuracy_table(build_study(rows))
+    for seed in range(5):
+        again = tables.accuracy_table(build_study(rows.sample(frac=1, random_state=seed)))
+        pd.testing.assert_frame_equal(first, again)
+
+
+def test_certified_accuracy_falls_with_the_radius_where_the_verdicts_do() -> None:
+    """A sample certified at a radius is certified at every smaller one; tables over nested verdicts must be monotone."""
+    rng, n = np.random.default_rng(0), 60
+    base = fabricate.verdicts(0, n)
+    limit = rng.random((n, 3))
+    unions = []
+    for radius in np.linspace(0, 1, 9):
+        rows = base.copy()
+        ok = (limit[rows["sample_index"], rows["norm"].map(dict(zip(NORMS, range(3), strict=True)))] >= radius).astype(bool)
+        rows["status"] = np.where(rows["label"] != rows["predicted"], "misclassified", np.where(ok, "certified", "unknown"))
+        unions.append(tables.accuracy_table(build_study(rows))["union"].item())
+    assert unions == sorted(unions, reverse=True)
+    assert unions[0] > unions[-1]
+
+
+def test_misclassified_timeout_and_error_never_count_as_robust() -> None:
+    for status in STATUSES[1:]:
+        rows = fabricate.verdicts(0, 20).assign(status=status)
+        assert tables.accuracy_table(build_study(rows))["union"].item() == 0
+
+
+def test_empirical_accuracy_is_apart_and_absent_where_nothing_was_attacked() -> None:
+    rows = fabricate.verdicts(1, 80)
+    rows = rows[~rows["status"].isin(["oom", "error"])]
+    whole = rows.groupby("sample_index")["norm"].transform("size") == 3
+    table = tables.accuracy_table(build_study(rows[whole]))
+    assert (table["emp_union"] >= table["union"]).all()
+    assert (table["emp_linf"] >= table["cert_linf"]).all()
+    blind = rows[whole].assign(attack_margin=np.nan)
+    assert tables.accuracy_table(build_study(blind))["emp_linf"].isna().all()
+
+
+def test_union_only_rows_give_a_union_but_no_accuracy_per_norm() -> None:
+    rows = fabricate.verdicts(2, 40)
+    failed = rows[(rows["norm"] == "linf") & (rows["status"] == "unknown")]["sample_index"]
+    skip = rows["sample_index"].isin(failed) & (rows["norm"] != "linf")
+    assert skip.any()
+    rows.loc[skip, ["status", "stage", "predicted"]] = ["unknown", "skipped", -1]
+    table = tables.accuracy_table(build_study(rows))
+    assert "cert_l2" not in table
+    assert "cert_linf" in table
+    assert table["union"].item() == pytest.approx(recount(rows)["union"])
+    assert table["clean"].item() == recount(fabricate.verdicts(2, 40))["clean"]
+
+
+def test_paired_tests_use_only_the_samples_on_which_the_methods_differ() -> None:
+    rows = fabricate.verdicts(0, 50, ("a", "b"))
+    a, b = rows["checkpoint_digest"] == fabricate.digest("a"), rows["checkpoint_digest"] == fabricate.digest("b")
+    for mask, limit in ((a, 40), (b, 28)):
+        rows.loc[mask, "status"] = np.where(rows.loc[mask, "sample_index"] < limit, "certified", "unknown")
+    made = build_study(rows, infos({"a": {"method": "scratch"}, "b": {"method": "linf"}}))
+    row = tables.significance_table(made).iloc[0]
+    assert (row["method_a"], row["only_a"], row["method_b"], row["only_b"]) == ("linf", 0, "CURE-Scratch", 12)
+    assert row["p"] == pytest.approx(2 * 0.5**12)
+    assert bool(row["significant"])
+    assert row["difference"] == pytest.approx(-24)
+
+
+def test_paired_tests_refuse_different_samples() -> None:
+    rows = fabricate.verdicts(0, 50, ("a", "b"))
+    rows = rows[(rows["checkpoint_digest"] == fabricate.digest("a")) | (rows["sample_index"] < 30)]
+    made = build_study(rows, infos({"a": {"method": "scratch"}, "b": {"method": "linf"}}))
+    with pytest.raises(UserError, match="different samples"):
+        tables.significance_table(made)
+
+
+def test_seeds_of_a_method_are_averaged_and_variants_are_not() -> None:
+    made = study(
+        n=60,
+        a={"method": "scratch", "eta": 1.0, "seed": 0},
+        b={"method": "scratch", "eta": 1.0, "seed": 1},
+        c={"method": "scratch", "eta": 2.0},
+    )
+    table = tables.seed_table(made).set_index("method")
+    assert table["seeds"].to_dict() == {"CURE-Scratch [eta=1]": 2, "CURE-Scratch [eta=2]": 1}
+    each = tables.accuracy_table(made).query("method == 'CURE-Scratch [eta=1]'")["union"]
+    assert table.loc["CURE-Scratch [eta=1]", "union"] == pytest.approx(each.mean())
+    assert table.loc["CURE-Scratch [eta=1]", "union_sd"] == pytest.approx(each.std(ddof=1))
+
+
+def test_geometric_and_patch_rows_give_gcr_columns() -> None:
+    rows = fabricate.verdicts(0, 40)
+    extra = []
+    for family, name, status in (
+        ("geometric", "R(10)", "certified"),
+        ("geometric", "Sh(2)", "unknown"),
+        ("patch", "patch 2x2", "certified"),
+    ):
+        extra.append(rows[rows["norm"] == "linf"].assign(family=family, threat=name, norm="", eps=0.0, status=status, stage="ibp"))
+    row = tables.accuracy_table(build_study(pd.concat([rows, *extra], ignore_index=True))).iloc[0]
+    assert row["gcr_geo"] == 50
+    assert row["gcr_all"] == pytest.approx(200 / 3)
+    assert row["union"] == pytest.approx(recount(rows)["union"])
+
+
+def test_the_pareto_front_has_the_best_of_both() -> None:
+    table = tables.pareto_table(study(n=80, a={"method": "linf"}, b={"method": "l2"}, c={"method": "max"}))
+    assert table.loc[table["union"].idxmax(), "on_front"]
+    assert table.loc[table["clean"].idxmax(), "on_front"]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_hole_in_a_union_is_an_error_that_names_it() -> None:
+    rows = fabricate.verdicts(0, 20)
+    rows = rows[~((rows["norm"] == "l2") & rows["sample_index"].isin([3, 7]))]
+    with pytest.raises(UserError, match=r"l2=0.35 lacks 2 of 20 samples \(3, 7\)"):
+        build_study(rows)
+
+
+def test_a_norm_of_the_experiment_without_verdicts_is_an_error_that_names_it() -> None:
+    rows = fabricate.verdicts(0, 20, threats=fabricate.THREATS[:2])
+    with pytest.raises(UserError, match=r"l1=0.7 too, but there are verdicts for linf=0.1, l2=0.35 only"):
+        build_study(rows, infos({"a": {"method": "max"}}))
+
+
+def test_two_radii_of_one_norm_need_a_choice() -> None:
+    rows = fabricate.verdicts(0, 20, threats=(("linf", 0.1), ("linf", 0.2), ("l2", 0.35)))
+    with pytest.raises(UserError, match=r"linf=0.1, linf=0.2"):
+        build_study(rows)
+    chosen = build_study(rows, threats=[("linf", 0.2), ("l2", 0.35)])
+    assert [t.name for t in chosen.entries[0].evaluation.threats] == ["linf=0.2", "l2=0.35"]
+
+
+def test_two_checkpoints_of_one_training_run_need_a_choice() -> None:
+    same = {"method": "max"}
+    with pytest.raises(UserError, match="two checkpoints of one training run"):
+        build_study(fabricate.verdicts(0, 10, ("a", "b")), infos({"a": same, "b": same}))
+
+
+def test_two_verdicts_for_one_cell_are_refused() -> None:
+    rows = fabricate.verdicts(0, 10)
+    with pytest.raises(UserError, match="more than one verdict"):
+        build_study(pd.concat([rows, rows.iloc[[4]].assign(run_id="other")], ignore_index=True))
+
+
+def test_verdicts_of_different_networks_under_one_digest_are_refused() -> None:
+    rows = fabricate.verdicts(0, 10)
+    rows.loc[3, "predicted"] = 9 - rows.loc[3, "predicted"]
+    with pytest.raises(UserError, match="two different values of `predicted`"):
+        build_study(rows)
+
+
+def test_a_status_of_the_future_and_a_table_without_columns_are_refused() -> None:
+    with pytest.raises(UserError, match=r"'probably fine'.*upgrade"):
+        evaluations(fabricate.verdicts(0, 5).assign(status="probably fine"))
+    with pytest.raises(UserError, match="lack the columns eps"):
+        evaluations(fabricate.verdicts(0, 5).drop(columns="eps"))
+    with pytest.raises(UserError, match="no verdicts yet"):
+        evaluations(fabricate.verdicts(0, 5).iloc[:0])
