@@ -126,19 +126,15 @@ def _boxed_l2(A: Tensor, low: Tensor, high: Tensor, eps: float, steps: int) -> t
     tiny = torch.finfo(A.dtype).tiny ** 0.5
     m = (torch.linalg.vector_norm(A, dim=-1, keepdim=True) / eps).clamp_min(tiny)
     for _ in range(steps):
-        free = -A / m
-        d = torch.minimum(torch.maximum(free, low), high)
-        clipped = d != free
-        left = eps * eps - (d * d).masked_fill(~clipped, 0).sum(-1, keepdim=True)
-        wanted = (A * A).masked_fill(clipped, 0).sum(-1, keepdim=True)
-        better = (wanted / left.clamp_min(tiny)).sqrt().clamp_min(tiny)
-        m = torch.where((left > 0) & (better < m), better, m)
-    d = torch.minimum(torch.maximum(-A / m, low), high)
-    value = (A * d + (m / 2) * d * d).sum(-1) - m.squeeze(-1) * (eps * eps / 2)
-    # The multiplier 0 (the box alone) is optimal when the ball does not bind, and costs one pass.
-    corner = torch.where(A >= 0, low, high)
-    alone = (A * corner).sum(-1)
-    return torch.maximum(value, alone), torch.where((alone > value).unsqueeze(-1), corner, d)
+        unclipped = A / -m
+        d = torch.clamp(unclipped, low, high)
+        all_squares = torch.linalg.vector_norm(d, dim=-1, keepdim=True).square()
+        free_squares = torch.linalg.vector_norm(d.masked_fill(d != unclipped, 0), dim=-1, keepdim=True).square()
+        left = eps * eps - (all_squares - free_squares)
+        better = m * (free_squares / left.clamp_min(tiny)).sqrt()
+        m = torch.where((left > 0) & (better < m), better.clamp_min(tiny), m)
+    d = torch.clamp(A / -m, low, high)
+    return (d * torch.addcmul(A, m / 2, d)).sum(-1) - m.squeeze(-1) * (eps * eps / 2), d
 
 
 def _boxed_l1(A: Tensor, low: Tensor, high: Tensor, eps: float) -> tuple[Tensor, Tensor]:

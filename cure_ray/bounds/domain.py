@@ -34,7 +34,7 @@ class Domain:
     @property
     def steps(self) -> int:
         """Steps on the dual multiplier: any number is sound, so the searching pass takes few."""
-        return 5 if self.x_BN.dtype == torch.float32 else 12
+        return 4 if self.x_BN.dtype == torch.float32 else 8
 
     def minimise(self, A_BSN: Tensor) -> tuple[Tensor, Tensor]:
         """min of A.x over the set for every row, [B, S]; and the offset of a minimiser."""

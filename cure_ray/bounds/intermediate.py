@@ -23,7 +23,8 @@ def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBoun
     relaxations = [Relaxation.of(b) for b in bounds]
     for k in range(1, net.hidden):
         rows = Rows(net, k, relaxations, interval_layer(net.layers[k], bounds[-1], net.gamma), domain)
-        rows.crown(rows.bounds.unstable(), elements)
+        # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
+        rows.crown(rows.bounds.unstable(), elements, also_zero=domain.threat.norm != "linf")
         bounds.append(rows.bounds)
         relaxations.append(Relaxation.of(rows.bounds))
     return bounds
@@ -56,22 +57,20 @@ class Rows:
     def __init__(self, net: Compiled, k: int, relaxations: Sequence[Relaxation], bounds: LayerBounds, domain: Domain) -> None:
         self.net, self.k, self.relaxations, self.bounds, self.domain = net, k, relaxations, bounds, domain
 
-    def crown(self, mask_BN: Tensor, elements: int) -> None:
-        """Plain CROWN for the neurons in the mask; under l2 and l1 the better of adaptive and zero slopes."""
-        # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
-        choices = ("adaptive",) if self.domain.threat.norm == "linf" else ("adaptive", "zero")
+    def crown(self, mask_BN: Tensor, elements: int, also_zero: bool = False) -> None:
+        """Plain CROWN for the neurons in the mask with adaptive slopes, or the better of adaptive and zero slopes."""
         for samples, neurons in self._chunks(mask_BN, elements):
             if neurons.dim() == 1:
                 rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
                 starts = [rows.initial_slopes()]
-                starts += [rows.with_slopes([torch.zeros_like(a) for a in starts[0]])] if len(choices) > 1 else []
+                starts += [rows.with_slopes([torch.zeros_like(a) for a in starts[0]])] if also_zero else []
                 value = torch.stack([rows.evaluate(slopes)[0] for slopes in starts]).amax(0)
                 self._keep(samples, neurons, value[0], -value[1])
             else:
                 relaxations = [r.select(samples) for r in self.relaxations]
                 A_BSN, b_BS, guard_BS = self._start(samples, neurons)
                 starts = [[r.adaptive_BN for r in relaxations]]
-                starts += [[r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]] if len(choices) > 1 else []
+                starts += [[r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]] if also_zero else []
                 values = [
                     evaluate(
                         self.net.layers[: self.k], relaxations, self.domain.select(samples), A_BSN, b_BS, slopes, self.net.gamma
