@@ -111,7 +111,7 @@ def certified_step(
     clean_logits, stats = clean_forward(blocks, x, ranks.all_sum, ranks.world)
     specs = region_specs(experiment, rho, len(x), streams)
     frozen = fold_running(blocks)
-    regions = build_regions(frozen.logits, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs])
+    regions = build_regions(frozen.attack_logits, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs])
     network = fold_batch(blocks, stats)
     warming = training.warmup_weight > 0 and rho < 1
     points = not warming and all(s.ratio == 0 for s in specs)

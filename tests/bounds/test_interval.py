@@ -143,10 +143,10 @@ def test_the_first_layer_radius_of_a_ball_is_attained(norm: str, kind: str) -> N
         moved = torch.zeros(2, 5, 5)
         moved[:, 1:4, 1:4] = direction.view(2, 3, 3)
         reached = first(x + eps * moved)[0, 0, 2, 2] - c[0, 0, 2, 2]
-        assert float(reached) == pytest.approx(float(r[0, 0, 2, 2]), abs=1e-5)
+        assert float(reached.detach()) == pytest.approx(float(r[0, 0, 2, 2]), abs=1e-5)
     else:
         reached = first(x.flatten(1) + eps * direction)[0, 0] - c[0, 0]
-        assert float(reached) == pytest.approx(float(r[0, 0]), abs=1e-5)
+        assert float(reached.detach()) == pytest.approx(float(r[0, 0]), abs=1e-5)
 
 
 def test_dual_norms_are_taken_over_the_normalised_kernel() -> None:
@@ -216,6 +216,19 @@ def test_boxes_use_the_clean_batchs_statistics_and_touch_nothing() -> None:
     u = upper_bounds(folded, propagate(folded, [Region(x, torch.zeros_like(x), "linf")]), y)
     assert torch.allclose(u, logits - logits.gather(1, y[:, None]), atol=1e-4)
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 1), (2, 0), (2, 1)])
+def test_attack_logits_have_the_networks_values_and_input_gradient(stride: int, padding: int) -> None:
+    network = random_network(11, stride=stride, padding=padding)
+    x = torch.rand(3, 2, 6, 6, requires_grad=True)
+    folded = fold_running(read_blocks(network))
+    weights = torch.randn(3, 5)
+    (expected,) = torch.autograd.grad((network(x) * weights).sum(), x)
+    out = folded.attack_logits(x)
+    (got,) = torch.autograd.grad((out * weights).sum(), x)
+    assert torch.allclose(out, network(x), atol=1e-5)
+    assert torch.allclose(got, expected, atol=1e-5)
 
 
 def test_stacking_regions_changes_nothing() -> None:

@@ -1,0 +1,36 @@
+"""Writes one section of docs/benchmarks.md, leaving the others alone, with the context every number needs."""
+
+import os
+import platform
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from cure_ray.run import _cpu_name
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PREAMBLE = """# Benchmarks
+
+Each section is written by the benchmark it names. Times are CPU seconds of one process unless a section says otherwise; compare
+them only within a section, where everything was measured side by side in one run.
+"""
+
+
+def context(seed: int, threads: int) -> str:
+    """One line: when, on what, with what."""
+    return (
+        f"Measured {datetime.now(UTC):%Y-%m-%d} with `{' '.join(['python', *sys.argv])}`: {_cpu_name()}, {os.cpu_count()} cores, "
+        f"{threads} thread(s), no GPU; torch {torch.__version__}, Python {platform.python_version()}; seed {seed}."
+    )
+
+
+def write_section(title: str, body: str) -> None:
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else PREAMBLE
+    section = f"## {title}\n\n{body.strip()}\n"
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.S | re.M)
+    text = pattern.sub(lambda _: section + "\n", text) if pattern.search(text) else f"{text.rstrip()}\n\n{section}"
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    DOCUMENT.write_text(text.rstrip() + "\n")
