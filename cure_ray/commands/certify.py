@@ -103,6 +103,7 @@ def certify(
             except KeyboardInterrupt:
                 kept = f"{number} of {len(shards)} shards are finished and kept in {root}"
                 raise StoppedError(f"stopped. {kept}; run the same command to continue.") from None
+    store.compact(job, chosen)
     table = store.read()
     names = sorted((str(t) for t in chosen), key=lambda name: ("linf", "l2", "l1").index(name.split("=")[0]))
     print(summary(table.filter(_rows(table, indices)), job.checkpoint_digest, names))

@@ -21,6 +21,7 @@ from cure_ray.commands import certify as command
 from cure_ray.commands.certify_options import parse_seconds, parse_threats
 from cure_ray.config import parse_experiment
 from cure_ray.errors import UserError
+from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
 from cure_ray.training.loop import new_network
 
@@ -59,7 +60,7 @@ def test_a_foreign_network_is_certified_and_the_table_is_printed(foreign: dict[s
         assert word in printed
     for witness in frame.witness.dropna():
         assert Store.open(foreign["out"]).read_witness(witness).shape == (1, 8, 8)
-    assert Store.open(foreign["out"]).fsck() == []
+    assert fsck(Store.open(foreign["out"])) == []
 
 
 def test_the_same_command_continues_and_changes_nothing(foreign: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
     assert kept
     certify(**foreign)
     assert kept <= {p.name for p in folder.iterdir()}
-    assert Store.open(foreign["out"]).fsck() == []
+    assert fsck(Store.open(foreign["out"])) == []
 
 
 def test_radii_and_times_are_read_as_written() -> None:

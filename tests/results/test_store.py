@@ -18,6 +18,7 @@ from cure_ray.attacks import AttackSettings
 from cure_ray.certify.settings import CascadeSettings, Job, Shard, plan
 from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.errors import UserError
+from cure_ray.results.fsck import fsck
 from cure_ray.results.schema import SCHEMA, documentation, from_table, to_table
 from cure_ray.results.store import Store
 from cure_ray.results.summary import summary
@@ -89,7 +90,7 @@ def test_a_continued_run_computes_nothing_twice_whatever_its_shards_were(root: s
     for shard in shards:
         store.write(shard, [verdict(shard.threats[0], i) for i in shard.indices])
     assert plan(JOB, [LINF, L2], list(range(15)), store.begin(JOB, [LINF, L2], list(range(15)), {})) == []
-    assert store.fsck() == []
+    assert fsck(store) == []
 
 
 def test_the_name_of_a_shard_is_its_content() -> None:
@@ -117,6 +118,34 @@ def test_the_same_verdicts_give_the_same_bytes_in_any_order(tmp_path: Path) -> N
     assert files[0] == files[1]
 
 
+def test_compaction_gives_the_same_file_whatever_the_shards_were(root: str) -> None:
+    contents = []
+    for size in (3, 4):
+        store = create(f"{root}{size}")
+        fill(store, JOB, [LINF, L2], list(range(10)), size)
+        before = store.read().sort_by("sample_index").sort_by("threat")
+        store.compact(JOB, [LINF, L2])
+        assert len(store.shards()) == 2
+        assert store.read().sort_by("sample_index").sort_by("threat").equals(before)
+        assert fsck(store) == []
+        assert store.begin(JOB, [LINF], list(range(10)), {}) == {("linf=0.1", i) for i in range(10)}
+        rows = [pq.read_table(pa.BufferReader(store.files.read_bytes(f"verdicts/{n}"))) for n in store.shards()]
+        contents.append((store.shards(), [t.to_pylist() for t in rows]))
+    assert contents[0] == contents[1]
+
+
+def test_a_crash_during_compaction_is_tidied_up_by_the_next_run(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = create(root)
+    fill(store, JOB, [LINF], list(range(10)), 3)
+    monkeypatch.setattr(Store, "discard", lambda self, file: None)
+    store.compact(JOB, [LINF])
+    monkeypatch.undo()
+    assert {f.kind for f in fsck(store)} == {"duplicated"}
+    store.begin(JOB, [LINF], list(range(10)), {})
+    assert fsck(store) == []
+    assert len(store.read()) == 10
+
+
 def test_results_of_another_checkpoint_are_refused_unless_the_store_is_for_many(root: str) -> None:
     other = dataclasses.replace(JOB, checkpoint_digest="e" * 64)
     fill(create(root), JOB, [LINF], [0, 1])
@@ -124,7 +153,7 @@ def test_results_of_another_checkpoint_are_refused_unless_the_store_is_for_many(
         create(root).begin(other, [LINF], [0, 1], {})
     fill(create(root, many=True), other, [LINF], [0, 1])
     fill(create(root), JOB, [L2], [0, 1])  # it is for many from now on
-    assert Store.open(root).fsck() == []
+    assert fsck(Store.open(root)) == []
     assert Store.open(root).about("e" * 64) == {"method": "joint"}
 
 
@@ -152,7 +181,7 @@ def test_fsck_names_missing_torn_duplicated_and_foreign(tmp_path: Path) -> None:
     fill(store, JOB, [LINF], list(range(8)), size=2)
     folder = tmp_path / "s" / "verdicts"
     first, second, third, fourth = sorted(folder.iterdir())
-    assert store.fsck() == []
+    assert fsck(store) == []
     first.unlink()
     data = bytearray(second.read_bytes())
     second.write_bytes(data[: len(data) // 2])
@@ -161,13 +190,18 @@ def test_fsck_names_missing_torn_duplicated_and_foreign(tmp_path: Path) -> None:
     store.write(Shard(JOB, (L2,), (0,)), [verdict(L2, 0, run_id="deadbeef")])
     (folder / ".half.parquet.partial").write_bytes(b"x")
     (folder / "notes.txt").write_text("?")
-    found = [str(f) for f in store.fsck()]
+    found = [str(f) for f in fsck(store)]
     assert any(f.startswith("missing: linf=0.1") and "(0-5)" in f for f in found)
     assert sum(f.startswith("torn") and ".parquet is damaged" in f for f in found) == 2
     assert any("interrupted" in f for f in found)
     assert any(f.startswith("duplicated: sample 6") for f in found)
     assert sum(f.startswith("foreign") for f in found) == 2
     assert fourth.exists()
+    for finding in fsck(store):
+        if finding.file is not None:
+            store.discard(finding.file)
+    fill(store, JOB, [LINF], list(range(8)), size=2)
+    assert [f.kind for f in fsck(store)] == ["foreign"], "the notes are not ours to delete"
 
 
 def test_a_flipped_bit_in_the_rows_is_noticed_when_they_are_read(tmp_path: Path) -> None:
@@ -196,10 +230,10 @@ def test_witnesses_are_found_by_digest_and_damage_is_noticed(root: str) -> None:
     assert np.array_equal(store.read_witness(digest), image)
     store.begin(JOB, [LINF], [0, 1], {})
     store.write(Shard(JOB, (LINF,), (0, 1)), [verdict(LINF, 0, Status.FALSIFIED, witness=digest), verdict(LINF, 1, witness="f" * 64)])
-    assert [f.kind for f in store.fsck()] == ["missing"]
-    path = store._at(f"witnesses/{digest}.npy")
-    data = store.fs.cat_file(path)
-    store.fs.pipe_file(path, data[:-1] + bytes([data[-1] ^ 1]))
+    assert [f.kind for f in fsck(store)] == ["missing"]
+    path = store.files.at(f"witnesses/{digest}.npy")
+    data = store.files.fs.cat_file(path)
+    store.files.fs.pipe_file(path, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(UserError, match="damaged"):
         store.read_witness(digest)
 
@@ -231,7 +265,7 @@ def test_a_process_killed_while_writing_leaves_no_half_shard(tmp_path: Path) -> 
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True)
     assert result.returncode == -9, result.stderr.decode()
     assert len(store.read()) == 4
-    assert [f.kind for f in store.fsck()] == ["torn"]
+    assert [f.kind for f in fsck(store)] == ["torn"]
     assert len(pd.read_parquet(tmp_path / "s" / "verdicts")) == 4
 
 
