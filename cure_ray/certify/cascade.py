@@ -149,7 +149,7 @@ class _Batch:
                 self._attack(alive)
             elif problem is not None:
                 self._bound(problem, alive, stage)
-            share = (time.perf_counter() - started) / before
+            share = 0.0 if stage == "branch-and-bound" else (time.perf_counter() - started) / before  # that stage keeps its own time
             for b in alive.tolist():
                 self.outcomes[b].seconds += share
             last = stage
@@ -228,7 +228,7 @@ class _Batch:
         settings = self.c.settings
         for b, result in zip(alive.tolist(), self.c.engine.branch(problem, settings.seconds, settings.nodes), strict=True):
             outcome = self.outcomes[b]
-            outcome.nodes = result.nodes
+            outcome.nodes, outcome.seconds = result.nodes, outcome.seconds + result.seconds
             self._learn(b, result.margins.to("cpu", torch.float64), "branch-and-bound")
             if outcome.open and result.exhausted and result.seconds >= settings.seconds:
                 outcome.decide(Status.TIMEOUT, "branch-and-bound")

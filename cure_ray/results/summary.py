@@ -43,7 +43,10 @@ def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> 
     both = sum(all(_certified(cells[t][i], None) for t in threats) for i in samples)
     lines.append(["union", *_share(both, n), *(f"{100 * k / n:.1f} %" for k in union)])
     counts = [f"{t}: " + ", ".join(f"{s} {c}" for s, c in _statuses(cells[t].values())) for t in threats]
-    return "\n".join([f"{n} samples", *_aligned(lines), *counts])
+    troubles = [f"{r['status']}: sample {r['sample_index']}, {r['threat']}, at {r['stage']}: {r['message']}" for r in rows if r["message"]]
+    if len(troubles) > 3:
+        troubles = [*troubles[:3], f"... and {len(troubles) - 3} more (column `message`)"]
+    return "\n".join([f"{n} samples", *_aligned(lines), *counts, *troubles])
 
 
 def _certified(row: dict[str, Any], stages: Sequence[str] | None) -> bool:

@@ -110,6 +110,29 @@ def test_a_cross_check_confirms_linf_certificates(foreign: dict[str, Any], capsy
     assert int(confirmed) == int(checked) > 0
 
 
+def test_a_residual_network_is_refused_by_name_and_certified_by_the_other_engine(foreign: dict[str, Any], tmp_path: Path) -> None:
+    network, (x, _) = tiny.residual(), tiny.samples(6)
+    np.savez(foreign["data"], images=x.numpy(), labels=network(x).argmax(1).numpy())
+    options = {**foreign, "network": "certify_tiny:residual", "weights": None, "threats": "linf=0.003,l2=0.01,l1=0.02"}
+    with pytest.raises(UserError, match=r"Skip.*auto_lirpa"):
+        certify(**options)
+    certify(**options, engine="auto_lirpa")
+    frame = pd.read_parquet(Path(foreign["out"]) / "verdicts")
+    assert set(frame.engine) == {"auto_lirpa"}
+    assert (frame.status == "certified").any()
+    assert not (frame.status == "error").any()
+
+
+def test_a_broken_image_is_an_error_row_and_named_below_the_table(foreign: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = tiny.samples(4)
+    x[2, 0, 0, 0] = float("nan")
+    np.savez(foreign["data"], images=x.numpy(), labels=y.numpy())
+    certify(**foreign, stages="ibp,crown")
+    printed = capsys.readouterr().out
+    assert "error: sample 2, linf=0.03, at clean: the image holds NaN" in printed
+    assert "error 1" in printed
+
+
 def test_a_checkpoint_brings_its_data_radii_and_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = parse_experiment({"network": {"name": "mlp", "width": 0.2}, "certification": {"samples": 6}})
     torch.manual_seed(0)
