@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from cure_ray.commands import data, show, train
+from cure_ray.commands import data, export, show, train
 from cure_ray.errors import SoundnessError, UserError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("data")(data.data)
+app.command("export")(export.export)
 app.command("config")(show.config)
 
 

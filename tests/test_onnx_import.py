@@ -1,0 +1,145 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from cure_ray.bounds.native import NativeEngine
+from cure_ray.errors import UserError
+from cure_ray.export import write_onnx
+from cure_ray.networks import Normalize, cnn7, conv_small, mlp
+from cure_ray.onnx_import import load_onnx
+from cure_ray.threats import Threat
+from tests.test_export import run_onnx, shaken
+
+RNG = np.random.default_rng(0)
+
+
+def array(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def save(path: Path, nodes: Sequence[Any], constants: dict[str, np.ndarray], shape: Sequence[Any], output: str = "out") -> Path:
+    graph = helper.make_graph(
+        list(nodes), "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", "K"])],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    model.ir_version = 8
+    onnx.save(model, str(path))
+    return path
+
+
+def same_logits(path: Path, shape: tuple[int, int, int], flat: bool = False) -> None:
+    network = load_onnx(path, shape)
+    x = torch.rand(4, *shape)
+    with torch.no_grad():
+        expected = network(x)
+    found = run_onnx(path, x.flatten(1) if flat else x)
+    assert float((found - expected).abs().max()) <= 1e-4 * (1 + float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("make", [conv_small, mlp, cnn7])
+def test_what_is_exported_comes_back_with_the_same_logits_and_can_be_bounded(make: Any, tmp_path: Path) -> None:
+    network = shaken(make((3, 12, 12), 10, (0.4, 0.5, 0.3), (0.2, 0.3, 0.25), 0.2))
+    write_onnx(network, tmp_path / "net.onnx")
+    back = load_onnx(tmp_path / "net.onnx")
+    x = torch.rand(5, 3, 12, 12)
+    with torch.no_grad():
+        assert torch.allclose(back(x), network(x), atol=1e-4, rtol=1e-4)
+    engine = NativeEngine(back)
+    assert engine.margins(engine.problem(x, torch.zeros(5, dtype=torch.long), Threat("linf", 0.01)), "ibp").shape == (5, 9)
+
+
+def test_a_foreign_style_network_with_batch_norm_matmul_and_reshape_is_read(tmp_path: Path) -> None:
+    constants = {
+        "mean": array(1, 3, 1, 1), "std": np.abs(array(1, 3, 1, 1)) + 0.5, "w": array(4, 3, 3, 3), "b": array(4),
+        "g": array(4), "s": array(4), "m": array(4), "v": np.abs(array(4)) + 0.1, "to": np.array([-1, 64], np.int64),
+        "W": array(64, 6), "B": array(6), "W2": array(5, 6), "b2": array(5),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Sub", ["x", "mean"], ["a"]),
+        helper.make_node("Div", ["a", "std"], ["b0"]),
+        helper.make_node("Conv", ["b0", "w", "b"], ["c"], strides=[2, 2], pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
+        helper.make_node("BatchNormalization", ["c", "g", "s", "m", "v"], ["d"], epsilon=1e-4),
+        helper.make_node("Relu", ["d"], ["e"]),
+        helper.make_node("Reshape", ["e", "to"], ["f"]),
+        helper.make_node("MatMul", ["f", "W"], ["h"]),
+        helper.make_node("Add", ["h", "B"], ["i"]),
+        helper.make_node("Relu", ["i"], ["j"]),
+        helper.make_node("Gemm", ["j", "W2", "b2"], ["out"], transB=1),
+    ]
+    path = save(tmp_path / "f.onnx", nodes, constants, ["N", 3, 8, 8])
+    same_logits(path, (3, 8, 8))
+    network = load_onnx(path)
+    assert isinstance(network[0], Normalize)
+    assert isinstance(network[2], nn.BatchNorm2d)
+    NativeEngine(network)
+
+
+def test_flat_inputs_take_the_image_shape_from_the_data(tmp_path: Path) -> None:
+    constants = {"W": array(12, 6), "B": array(6), "W2": array(6, 3), "half": np.array(0.5, np.float32)}
+    nodes = [
+        helper.make_node("Mul", ["x", "half"], ["s"]),
+        helper.make_node("MatMul", ["s", "W"], ["a"]),
+        helper.make_node("Add", ["B", "a"], ["b"]),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("MatMul", ["c", "W2"], ["out"]),
+    ]
+    path = save(tmp_path / "flat.onnx", nodes, constants, ["N", 12])
+    with pytest.raises(UserError, match="image shape"):
+        load_onnx(path)
+    with pytest.raises(UserError, match="12 inputs"):
+        load_onnx(path, (1, 5, 5))
+    same_logits(path, (1, 3, 4), flat=True)
+
+
+LAST = helper.make_node("Gemm", ["z", "W", "B"], ["out"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "word"),
+    [
+        ([helper.make_node("Sigmoid", ["x"], ["z"])], "Sigmoid"),
+        ([helper.make_node("MaxPool", ["x"], ["z"], kernel_shape=[2, 2])], "MaxPool"),
+        ([helper.make_node("Transpose", ["x"], ["z"], perm=[0, 2, 3, 1])], "Transpose"),
+        ([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Add", ["x", "y"], ["z"])], "Add"),
+        ([helper.make_node("Conv", ["x", "K"], ["z"], dilations=[2, 2])], "dilation"),
+        ([helper.make_node("Conv", ["x", "K"], ["z"], pads=[0, 0, 1, 1])], "padding"),
+        ([helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Sub", ["c", "f"], ["z"])], "no normalisation"),
+        ([helper.make_node("Reshape", ["x", "odd"], ["z"])], "reshape"),
+        ([helper.make_node("Gemm", ["x", "W", "B"], ["z"])], "Flatten"),
+    ],
+)
+def test_what_is_not_a_sequence_of_known_operators_is_refused_by_name(nodes: list[Any], word: str, tmp_path: Path) -> None:
+    constants = {"W": array(16, 3), "B": array(3), "K": array(2, 1, 2, 2), "c": np.array(1.0, np.float32)}
+    constants["odd"] = np.array([-1, 8, 2], np.int64)
+    path = save(tmp_path / "bad.onnx", [*nodes, LAST], constants, ["N", 1, 4, 4])
+    with pytest.raises(UserError, match=word):
+        load_onnx(path)
+
+
+def test_a_softmax_at_the_end_is_refused_with_advice(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["z"]),
+        helper.make_node("Gemm", ["z", "W"], ["l"]),
+        helper.make_node("Softmax", ["l"], ["out"]),
+    ]
+    with pytest.raises(UserError, match="cut it off"):
+        load_onnx(save(tmp_path / "s.onnx", nodes, {"W": array(16, 3)}, ["N", 1, 4, 4]))
+
+
+def test_a_file_that_is_not_onnx_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "no.onnx").write_bytes(b"not a model")
+    with pytest.raises(UserError, match="not a readable ONNX file"):
+        load_onnx(tmp_path / "no.onnx")
+    with pytest.raises(UserError, match="does not exist"):
+        load_onnx(tmp_path / "missing.onnx")
+
+
