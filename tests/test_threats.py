@@ -42,7 +42,9 @@ def problem(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), norm=st.sampled_from(NORMS), eps=st.sampled_from([0.0, 1e-3, 0.1, 0.5, 1.0, 3.0, 50.0]), box=st.booleans())
+@given(
+    seed=st.integers(0, 10**6), norm=st.sampled_from(NORMS), eps=st.sampled_from([0.0, 1e-3, 0.1, 0.5, 1.0, 3.0, 50.0]), box=st.booleans()
+)
 def test_the_support_function_equals_a_reference_solver(seed, norm, eps, box):
     A, x = problem(seed, 6)
     low, high = offsets(x, eps, box)
@@ -65,7 +67,9 @@ def test_the_l2_reference_agrees_with_a_general_purpose_solver():
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), norm=st.sampled_from(["l2", "l1"]), eps=st.floats(0.01, 4), steps=st.integers(0, 4), n=st.integers(1, 60))
+@given(
+    seed=st.integers(0, 10**6), norm=st.sampled_from(["l2", "l1"]), eps=st.floats(0.01, 4), steps=st.integers(0, 4), n=st.integers(1, 60)
+)
 def test_any_multiplier_gives_a_lower_bound(seed, norm, eps, steps, n):
     A, x = problem(seed, n)
     low, high = offsets(x, eps)

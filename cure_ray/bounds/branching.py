@@ -134,6 +134,8 @@ class Search:
     def _note(self, dropped: Nodes) -> None:
         """The bounds of leaves left open are reported too, so they are taken in the deciding precision; where there are many, the
         margin keeps the bound it had before the search."""
+        if len(dropped) == 0:
+            return
         if len(dropped) > REPORTED:
             value_D = self.base_BS[dropped.sample_D, dropped.spec_D]
         else:

@@ -54,7 +54,7 @@ def evaluate(
         b_BS = b_BS + A_BSN @ layer.bias_N
         if gamma:
             b_BS = b_BS - 4 * gamma * torch.matmul(A_BSN.abs(), relaxation.scale_BN.unsqueeze(-1)).squeeze(-1)
-        A_BSN = layer.transpose(A_BSN.reshape(B * S, -1)).view(B, S, -1)
+        A_BSN = layer.transpose(A_BSN.flatten(0, 1)).view(B, S, layer.inputs)
     value_BS, offset_BSN = domain.minimise(A_BSN)
     value_BS = value_BS + b_BS
     if gamma:
@@ -87,7 +87,7 @@ def _replay(
     preactivations: list[Tensor] = []
     for i, layer in enumerate(layers):
         B, S = point_BSN.shape[:2]
-        z_BSN = layer(point_BSN.reshape(B * S, -1)).view(B, S, -1)
+        z_BSN = layer(point_BSN.flatten(0, 1)).view(B, S, layer.outputs)
         preactivations.append(z_BSN)
         if i + 1 < len(layers):
             relaxation = relaxations[i]

@@ -64,6 +64,43 @@ def random_network(seed: int) -> SimpleNamespace:
     return SimpleNamespace(network=network, x=x, y=y, classes=classes)
 
 
+def designed_network(seed: int = 0) -> SimpleNamespace:
+    """All that can go wrong in one network: two normalised channels, oblong images, strides, padding, BN with negative gains after
+    a convolution and a linear layer, a layer without bias, and windows smaller than the images."""
+    from cure_ray.networks import Network, Normalize
+
+    torch.manual_seed(seed)
+    layers = [
+        Normalize([0.3, 0.6], [0.25, 0.5]),
+        nn.Conv2d(2, 3, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 6, 2, 1, (1, 0)),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6 * 6 * 3, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    ]
+    network = Network(layers, (2, 9, 8), 3)
+    with torch.no_grad():
+        for module in network:
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.3)
+                module.running_var.uniform_(0.2, 1.0)
+                module.weight.uniform_(-1.5, 1.5)
+                module.bias.normal_(0, 0.3)
+            elif isinstance(module, nn.Conv2d | nn.Linear):
+                module.weight.mul_(1.5)
+    network.eval()
+    x = torch.rand(3, 2, 9, 8)
+    x = torch.where(torch.rand_like(x) < 0.3, (x > 0.5).float(), x)
+    with torch.no_grad():
+        y = network(x).argmax(1)
+    return SimpleNamespace(network=network, x=x, y=y, classes=3)
+
+
 def points(x_BCHW: Tensor, norm: str, eps: float, box: bool, count: int, seed: int = 0) -> Tensor:
     """[P, B, C, H, W] float64 images of the set: the centre, vertices of the ball, points of the sphere, pixels moved to the box."""
     g = torch.Generator().manual_seed(seed)
@@ -166,9 +203,7 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
     engine = NativeEngine(case.network, "cpu")
     problem = engine.problem(case.x, case.y, Threat(norm, eps), box)
     net, domain = engine.decide, problem.domain
-    images = torch.cat(
-        [points(case.x, norm, eps, box, count), worst_points(case.network, case.x, case.y, norm, eps, box)]
-    )
+    images = torch.cat([points(case.x, norm, eps, box, count), worst_points(case.network, case.x, case.y, norm, eps, box)])
     P, B = images.shape[:2]
     layers = [z.view(P, B, -1) for z in preactivations(case.network, images.flatten(0, 1))]
     hidden = {
@@ -191,6 +226,87 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
         assert (margins <= attained + (TOLERANCE if proven.all() else 1e-4)).all(), f"{stage}: above an attained margin"
         assert (margins[proven] <= attained[proven] + TOLERANCE).all(), f"{stage}: a certificate above an attained margin"
     if branch:
+        check_splits(engine, problem, layers, case.y)
         for b, result in enumerate(engine.branch(problem, seconds=0.4, nodes=40)):
             assert (result.margins <= attained[b] + TOLERANCE).all(), "branch and bound: above an attained margin"
             assert (result.margins <= clean[b] + TOLERANCE).all()
+
+
+def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Tensor) -> None:
+    """A sub-problem's bound, with any slopes and multipliers, is below the margin of every point that obeys its splits."""
+    from cure_ray.bounds.relaxation import margin_rows
+    from cure_ray.bounds.subproblems import Space, unstable_index
+
+    if not problem.bounds:
+        return
+    g = torch.Generator().manual_seed(0)
+    index_BU = unstable_index(problem.bounds)
+    space = Space(engine.decide, problem.domain, problem.bounds, margin_rows(y_B, engine.decide.classes, torch.float64), index_BU)
+    padded_PBN = torch.nn.functional.pad(torch.cat(layers[:-1], 2), (0, 1))
+    for p in range(len(padded_PBN)):
+        z_BU = padded_PBN[p].gather(1, index_BU)
+        chosen = torch.rand(z_BU.shape, generator=g) < 0.5
+        split_BU = torch.where(chosen, z_BU.sign(), torch.zeros_like(z_BU)).to(torch.int8)
+        alpha_BU = torch.rand(z_BU.shape, generator=g, dtype=torch.float64)
+        beta_BU = torch.rand(z_BU.shape, generator=g, dtype=torch.float64) * (p % 3)
+        margins = true_margins(layers[-1][p], y_B)
+        for spec in range(margins.shape[1]):
+            specs = torch.full((len(y_B),), spec)
+            found, _ = space.bound(torch.arange(len(y_B)), specs, split_BU, alpha_BU, beta_BU)
+            assert (found.value_BS[:, 0] <= margins[:, spec] + TOLERANCE).all(), "a split bound is above a point that obeys the splits"
+
+
+def tied_network(seed: int, width: int = 24) -> nn.Sequential:
+    """Two logits that are the same function summed in another order: their margin is exactly 0 everywhere, so any positive
+    claim is rounding. Large cancelling weights make the rounding errors large."""
+    from cure_ray.networks import Network
+
+    torch.manual_seed(seed)
+    first, second, last = nn.Linear(9, width), nn.Linear(width, 2 * width), nn.Linear(2 * width, 2)
+    order = torch.randperm(width)
+    with torch.no_grad():
+        first.weight.mul_(10)
+        # the second half repeats the first in another order; the logits read one half each
+        second.weight[width:], second.bias[width:] = second.weight[order], second.bias[order]
+        w = torch.randn(width) * 1000
+        last.weight.zero_()
+        last.weight[0, :width], last.weight[1, width:] = w, w[order]
+        last.bias.fill_(0.1)
+    return Network([nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last], (1, 3, 3), 2).eval()
+
+
+def check_ties() -> None:
+    """No stage may claim a positive margin where the true one is exactly 0, whatever the rounding."""
+    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.threats import Threat
+
+    for seed in range(2):
+        engine = NativeEngine(tied_network(seed), "cpu")
+        x = torch.rand(16, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
+        problem = engine.problem(x, torch.arange(16) % 2, Threat("linf", 0.0))
+        for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
+            assert not (engine.margins(problem, stage) > 0).any(), f"{stage}: certified an exact tie"
+
+
+def check_radius_zero(case: SimpleNamespace) -> None:
+    """At radius 0 every method is exact."""
+    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.threats import Threat
+
+    engine = NativeEngine(case.network, "cpu")
+    clean = true_margins(preactivations(case.network, case.x)[-1], case.y)
+    for norm in ("linf", "l2", "l1"):
+        problem = engine.problem(case.x, case.y, Threat(norm, 0.0))
+        for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
+            torch.testing.assert_close(engine.margins(problem, stage), clean, rtol=1e-4, atol=1e-4)
+
+
+def check_compact() -> None:
+    """Minutes of testing in seconds: used on every mutant."""
+    check_ties()
+    check_radius_zero(designed_network(0))
+    for norm, eps in THREATS:
+        check_sound(designed_network(0), norm, eps, True, count=8)
+        check_sound(random_network(5), norm, 2 * eps, False, count=8)
+    check_sound(designed_network(1), "l2", 0.15, False, count=8)
+    check_sound(random_network(14), "l1", 1.0, True, count=8)

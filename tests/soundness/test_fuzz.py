@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soundness_tools import THREATS, check_sound, random_network
+from soundness_tools import THREATS, check_radius_zero, check_sound, designed_network, random_network
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -14,6 +14,18 @@ QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 @pytest.mark.parametrize("seed", range(6))
 def test_every_method_contains_every_point(seed, box, norm, eps):
     check_sound(random_network(seed), norm, eps, box)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_network_with_everything_in_it(seed):
+    check_radius_zero(designed_network(seed))
+    for norm, eps in THREATS:
+        check_sound(designed_network(seed), norm, eps, True)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_radius_zero_is_exact(seed):
+    check_radius_zero(random_network(seed))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=QUIET, derandomize=True)
@@ -32,9 +44,10 @@ def test_many_random_networks_and_radii(seed, threat, box, factor):
 @pytest.mark.parametrize(("norm", "eps"), THREATS)
 def test_certificates_survive_growing_and_shrinking_radii(norm, eps):
     """True robustness is monotone in the radius, so no certificate may stand above a radius where an attack succeeds."""
+    from soundness_tools import preactivations, true_margins, worst_points
+
     from cure_ray.bounds.native import NativeEngine
     from cure_ray.threats import Threat
-    from soundness_tools import preactivations, true_margins, worst_points
 
     for seed in range(4):
         case = random_network(seed)
