@@ -11,9 +11,8 @@ from torch import nn
 
 from cure_ray.bounds.native import NativeEngine
 from cure_ray.errors import UserError
-from cure_ray.export import write_onnx
+from cure_ray.export import load_onnx, write_onnx
 from cure_ray.networks import Normalize, cnn7, conv_small, mlp
-from cure_ray.onnx_import import load_onnx
 from cure_ray.threats import Threat
 from tests.test_export import run_onnx, shaken
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from cure_ray import seeding
 from cure_ray.attacks import margin, replay_network
 from cure_ray.bounds.engine import Stage
+from cure_ray.bounds.interval_images import Warp, build_warps, describe, effect, pixel_columns, rows_of, transformed
 from cure_ray.bounds.native import NativeEngine
 from cure_ray.certify.boxes import box_margins, proven
 from cure_ray.certify.cascade import Outcome
-from cure_ray.certify.interval_images import Warp, build_warps, describe, effect, pixel_columns, rows_of, transformed
 from cure_ray.certify.perturbed import check_clean, raise_unsound
-from cure_ray.certify.transforms import Cell, Transformation, cell_at, root
 from cure_ray.certify.verdict import Status
+from cure_ray.config.transforms import Cell, Transformation, cell_at, root
 from cure_ray.errors import UserError
 
 Parameters = tuple[float, ...]

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from cure_ray.bounds.interval_images import build_warps, pixel_columns, rows_of, transformed
 from cure_ray.bounds.native import NativeEngine
 from cure_ray.certify.boxes import box_margins, proven
 from cure_ray.certify.geometric import GeometricSettings, certify_geometric, starting_cells
-from cure_ray.certify.interval_images import build_warps, pixel_columns, rows_of, transformed
-from cure_ray.certify.transforms import Cell, Transformation, parse_transformation
 from cure_ray.certify.verdict import Status
+from cure_ray.config.transforms import Cell, Transformation, parse_transformation
 from cure_ray.errors import UserError
 from tests.certify.perturbation_tools import digits_network
 

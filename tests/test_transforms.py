@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from cure_ray.certify.transforms import cell_at, edge, parse_transformation, root
+from cure_ray.config.transforms import cell_at, edge, parse_transformation, root
 from cure_ray.errors import UserError
 
 

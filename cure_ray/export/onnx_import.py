@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.errors import UserError
-from cure_ray.export import require_onnx
+from cure_ray.export.onnx_file import require_onnx
 from cure_ray.networks import Network, Normalize
 
 IDLE = ("Identity", "Dropout", "Cast")

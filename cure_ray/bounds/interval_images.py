@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cure_ray.certify.transforms import Step
+from cure_ray.config.transforms import Step
 
 Ranges = Sequence[tuple[float, float]]
 _ULP = 2.0**-53
