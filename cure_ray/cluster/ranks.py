@@ -5,7 +5,7 @@ import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,22 @@ from cure_ray.training.epochs import ONE_PROCESS
 from cure_ray.training.step import Ranks
 
 SUMMED = ("loss", "robust", "natural", "alignment", "warmup", "l1")  # terms: every rank holds its share of the global mean
+
+
+class _AllSum(torch.autograd.Function):
+    """Sum over ranks; the loss of every rank depends on it, so its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        out = tensor.clone()
+        dist.all_reduce(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        out = gradient.clone()
+        dist.all_reduce(out)
+        return out
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,6 @@ def certified_ranks(phase: Phase, role: Role, meeting: str | None, backend: str)
     if meeting.startswith("file:"):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(backend, init_method=meeting, rank=role.rank, world_size=phase.ct_workers)
-    from torch.distributed.nn.functional import all_reduce
 
     def total(tensor: Tensor) -> Tensor:
         out = tensor.detach().clone()
@@ -113,7 +128,7 @@ def certified_ranks(phase: Phase, role: Role, meeting: str | None, backend: str)
     return Ranks(
         rank=role.rank,
         world=phase.ct_workers,
-        all_sum=all_reduce,
+        all_sum=_AllSum.apply,
         total=total,
         sync_gradients=sync_gradients,
     )

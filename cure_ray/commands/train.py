@@ -37,7 +37,12 @@ def train(
 
     settings = load_experiment(experiment, override)
     directory = out or default_directory(settings)
-    result = train_run(settings, directory, resume, data_dir, quiet)
+    if settings.execution.mode == "parallel":
+        from cure_ray.cluster.workers import train_parallel  # on RAY_ADDRESS if it is set, else embedded in this machine
+
+        result = train_parallel(settings, directory, resume, data_dir, quiet)
+    else:
+        result = train_run(settings, directory, resume, data_dir, quiet)
     metrics = result.metrics
     split = metrics.get("eval_split", "validation")
     shown = {"clean": "clean", "ibp_linf": "l_inf", "ibp_l2": "l2", "ibp_l1": "l1", "ibp_union": "union"}

@@ -1,0 +1,126 @@
+"""What a search does with one configuration and seed: train it up to a rung, judge it. Stateless Ray tasks over a run directory.
+
+A task may be killed and started again anywhere that sees the directory: it goes on from the last checkpoint. A configuration in mode
+`serial` is one task with the CPUs and GPUs of a rank. One in mode `parallel` is a task that holds nothing and waits for exactly one
+placement group, that of its Ray Train run: a task that held a CPU while waiting for others could deadlock a full cluster.
+"""
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cure_ray.checkpoints import resolve_checkpoint
+from cure_ray.cluster.judge import judge
+from cure_ray.cluster.ranks import phases, rank_need
+from cure_ray.cluster.session import Need
+from cure_ray.cluster.workers import train_parallel
+from cure_ray.config import Experiment
+from cure_ray.errors import UserError
+from cure_ray.run import read_metrics, train_run
+
+RUNNING, JUDGED = "running.json", "objective.jsonl"
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of a trial: train `experiment` in `directory` until epoch `until`, then judge it."""
+
+    experiment: Experiment
+    directory: Path
+    until: int
+    samples: int
+    objectives: frozenset[str]
+    data_dir: str | None
+    device: str
+
+
+@dataclass(frozen=True)
+class LegResult:
+    """What came of it. `failed` is a sentence if it diverged or was wrong from the start: trying again would not help."""
+
+    values: dict[str, float]
+    failed: str = ""
+
+
+def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
+    """What one training asks for at its widest."""
+    if experiment.execution.mode == "parallel":
+        return rank_need(experiment, phases(experiment)[-1], cluster_gpus)
+    one = rank_need(experiment, phases(experiment)[-1], cluster_gpus)
+    return Need(1, one.cpus, one.gpus)
+
+
+def judged(directory: Path, until: int) -> dict[str, float] | None:
+    """The objective measured at this epoch, if it was."""
+    path = directory / JUDGED
+    if not path.exists():
+        return None
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last line of a killed writer
+            continue
+        if row["epoch"] == until:
+            return {k: v for k, v in row.items() if k not in ("epoch", "seconds")}
+    return None
+
+
+def train_leg(leg: Leg) -> LegResult:
+    """Train up to the leg's end, in this process or, in mode parallel, on Ray Train."""
+    leg.directory.mkdir(parents=True, exist_ok=True)
+    parallel = leg.experiment.execution.mode == "parallel"
+    note = leg.directory.with_name(f"{leg.directory.name}.{RUNNING}")  # beside: a run directory belongs to `cure-ray train`
+    note.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}))
+    try:
+        if parallel:
+            train_parallel(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
+        else:
+            train_run(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
+    except UserError as error:
+        return LegResult({}, str(error))
+    finally:
+        note.unlink(missing_ok=True)
+    return LegResult({})
+
+
+def judge_leg(leg: Leg) -> LegResult:
+    """Measure the objective once per rung; a leg that is run again finds it."""
+    values = judged(leg.directory, leg.until)
+    if values is None:
+        began = time.perf_counter()
+        values = judge(resolve_checkpoint(leg.directory), leg.samples, leg.objectives, leg.device, leg.data_dir)
+        row = {"epoch": leg.until, **values, "seconds": time.perf_counter() - began}
+        with (leg.directory / JUDGED).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    metrics = read_metrics(leg.directory)
+    logged = {k: v for k, v in (metrics[-1] if metrics else {}).items() if k.startswith("ibp_")}
+    return LegResult({**values, **logged})
+
+
+def run_leg(leg: Leg) -> LegResult:
+    """Train and judge in one process."""
+    import torch
+
+    torch.set_num_threads(leg.experiment.execution.threads)
+    trained = train_leg(leg)
+    return trained if trained.failed else judge_leg(leg)
+
+
+def submit(leg: Leg, need: Need) -> Any:
+    """The leg as a Ray task. Retries are the caller's: Ray would burn its own within seconds on a dying node."""
+    resources: dict[str, Any] = {"num_cpus": need.cpus, "num_gpus": need.gpus, "max_retries": 0}
+    if leg.experiment.execution.mode != "parallel":
+        return ray.remote(run_leg).options(**resources).remote(leg)
+    nothing: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
+    trained = ray.remote(train_leg).options(**nothing).remote(leg)
+    return ray.remote(_after).options(**resources).remote(trained, leg)
+
+
+def _after(trained: LegResult, leg: Leg) -> LegResult:
+    return trained if trained.failed else judge_leg(leg)

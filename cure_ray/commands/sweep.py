@@ -1,0 +1,45 @@
+"""`cure-ray sweep`: search an experiment's settings with Optuna on Ray."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cure_ray.commands.train import DataDirOption
+
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="A running Ray cluster (auto, or host:port); default: RAY_ADDRESS, else this machine.")
+]
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The search in YAML: base, space, search, budget (docs/sweeps.md).")],
+    out: Annotated[Path | None, typer.Option("--out", help="Sweep directory; by default sweeps-out/NAME-HASH.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Another budget than the file's.")] = None,
+    address: AddressOption = None,
+    data_dir: DataDirOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+) -> None:
+    """Search settings for the best union certified accuracy on a validation split.
+
+    Stop it anywhere and run the same command again: it continues, and no configuration is trained twice. Run it twice at once, from
+    two shells or two machines that share the directory, and both work on it. The test set is never touched.
+
+    Examples: `cure-ray sweep sweeps/smoke.yaml`, `cure-ray status sweeps-out/smoke-...`.
+    """
+    from cure_ray.cluster.space import load_sweep
+    from cure_ray.cluster.study import default_directory
+    from cure_ray.cluster.sweep import describe, run_sweep
+
+    search = load_sweep(file)
+    if trials is not None:
+        search = search.model_copy(update={"trials": trials})
+    result = run_sweep(search, out or default_directory(search), address, data_dir, quiet)
+    if not result.trials:
+        print(f"no trial finished; see: cure-ray status {result.directory}")
+        return
+    best = result.trials[0]
+    values = ", ".join(f"{name} {100 * value:.1f} %" for name, value in zip(search.objectives, best.values, strict=True))
+    print(f"best of {len(result.trials)} finished trials: {values} on {search.samples} validation images at most")
+    print(f"  trial {best.number}: {describe(best.user_attrs['point'])}")
+    print(f"certify it on the test set: cure-ray certify {result.directory} --best 1 --workers 2")
