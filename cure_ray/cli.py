@@ -4,7 +4,8 @@ import sys
 
 import typer
 
-from cure_ray.commands import data, export, show, train
+from cure_ray.commands import data, export, report, show, train
+from cure_ray.commands import status, sweep
 from cure_ray.errors import SoundnessError, UserError
 
 app = typer.Typer(
@@ -17,8 +18,11 @@ app = typer.Typer(
     "Start with `cure-ray quickstart`, then `cure-ray train smoke --set training.method=max`.",
 )
 app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
+app.command("status")(status.status)
 app.command("data")(data.data)
 app.command("export")(export.export)
+app.command("report")(report.report)
 app.command("config")(show.config)
 
 

@@ -1,0 +1,110 @@
+"""Puts the report together: load, compute, render, write once."""
+
+import math
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from cure_ray.errors import UserError
+from cure_ray.results.evaluations import STATUSES
+from cure_ray.results.frames import load
+from cure_ray.results.report import sources
+from cure_ray.results.report.gallery import cards
+from cure_ray.results.report.sections import duration, first_seeds, make_setting
+from cure_ray.results.report.sweeps import read_sweeps
+from cure_ray.results.tables import BOUND_STAGES
+
+FILE = "report.html"
+_GALLERY_METHODS = 8
+
+
+def _number(value: Any, digits: int = 1) -> str:
+    return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{value:.{digits}f}"
+
+
+def _p_value(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+
+
+def _environment() -> jinja2.Environment:
+    here = resources.files("cure_ray.results.report")
+    loader = jinja2.DictLoader({"report.html": here.joinpath("report.html").read_text(encoding="utf-8")})
+    env = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.filters |= {"num": _number, "p": _p_value, "duration": duration, "anchor": sources.anchor}
+    env.globals |= {
+        "css": Markup(here.joinpath("report.css").read_text(encoding="utf-8")),
+        "js": Markup(here.joinpath("report.js").read_text(encoding="utf-8")),
+        "statuses": STATUSES,
+        "bound_stages": BOUND_STAGES,
+    }
+    return env
+
+
+def write_report(
+    source: str | Path | Sequence[str | Path],
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    threats: Sequence[str] = (),
+    checkpoints: Sequence[str] = (),
+    runs: Sequence[Path] = (),
+    images: int = 24,
+) -> Path:
+    """Write the report of everything below `source`; returns its path. UserError where the results do not allow one."""
+    loaded = load(source, threats, checkpoints, runs)
+    target = _target(source, out)
+    settings = [make_setting(loaded, loaded.study, name) for name in loaded.study.settings]
+    galleries = []
+    for setting in settings:
+        own = first_seeds(loaded.study.within(setting.name))
+        galleries.append(cards(loaded, own[:_GALLERY_METHODS], setting.best, data_dir, images))
+    roots = [p for p in (Path(str(s)) for s in ([source] if isinstance(source, str | Path) else source)) if p.is_dir()]
+    html = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=", ".join(dict.fromkeys(s.best.evaluation.dataset for s in settings)),
+            settings=list(zip(settings, galleries, strict=True)),
+            sweeps=read_sweeps([*roots, *runs]),
+            files={e.evaluation.checkpoint: sources.files_of(loaded, e, target) for e in loaded.study.entries},
+            shard=_shard_links(loaded, target),
+            href=lambda path: sources.href(path, target),
+            stores=[(s.root, sources.href(s.root, target)) for s in loaded.stores],
+            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            rows=len(loaded.verdicts),
+        )
+    )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        partial.write_text(html, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}. Choose another --out.") from None
+    return target
+
+
+def _target(source: str | Path | Sequence[str | Path], out: Path | None) -> Path:
+    if out is not None:
+        return out / FILE if out.is_dir() else out
+    first = source if isinstance(source, str | Path) else source[0]
+    return Path(FILE) if "://" in str(first) else Path(first) / FILE
+
+
+def _shard_links(loaded: Any, target: Path) -> dict[tuple[str, str], str]:
+    """(checkpoint, threat) -> the one file its numbers come from, where it is one; several are listed under Sources."""
+    links = {}
+    for entry in loaded.study.entries:
+        for threat in entry.evaluation.threats:
+            found = sources.shards(loaded, entry.evaluation, threat.name)
+            if len(found) == 1:
+                root, name = found[0]
+                links[entry.evaluation.checkpoint, threat.name] = sources.href(f"{root}/verdicts/{name}", target)
+    return links

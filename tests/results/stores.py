@@ -1,0 +1,73 @@
+"""Real stores on disk with made-up verdicts: everything behind `cure-ray certify` can be tested without certifying."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fabricate
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cure_ray.config import Experiment, dump_experiment, resolve
+from cure_ray.results.schema import SCHEMA
+from cure_ray.results.store import Store
+
+
+def experiment(method: str = "max", seed: int = 0, **training: Any) -> Experiment:
+    start = {"start_from": "runs/linf"} if method == "finetune" else {}
+    return resolve({"preset": "smoke", "seed": seed, "training": {"method": method, **start, **training}})
+
+
+def write_store(root: Path, runs: dict[str, Experiment], n: int = 30, seed: int = 0, frame: pd.DataFrame | None = None) -> Store:
+    """One store with a checkpoint per run; falsified rows get a witness, and every row its margins."""
+    store = Store.create(root, "digits", "test", "0" * 16, many=True)
+    rng = np.random.default_rng(seed)
+    rows = fabricate.verdicts(seed, n, tuple(runs)) if frame is None else frame
+    rows = rows.reset_index(drop=True)
+    rows["margins"] = [sorted(rng.normal(m if m == m else 0, 0.5, 9).clip(m).tolist()) if m == m else [] for m in rows["margin_lb"]]
+    rows["witness"] = [store.write_witness(rng.random((1, 8, 8))) if s == "falsified" else None for s in rows["status"]]
+    (root / "verdicts").mkdir(exist_ok=True)
+    for (digest, threat), part in rows.groupby(["checkpoint_digest", "threat"]):
+        table = pa.Table.from_pandas(part[SCHEMA.names], SCHEMA, preserve_index=False).replace_schema_metadata(SCHEMA.metadata)
+        name = f"{digest[:12]}-{threat}-{part['sample_index'].min():06d}-{part['sample_index'].max():06d}-0123456789abcdef.parquet"
+        pq.write_table(table, root / "verdicts" / name)
+    for name, about in runs.items():
+        digest = fabricate.digest(name)
+        store.files.write_json(
+            f"runs/{digest}.json",
+            {
+                "name": about.name, "method": about.training.method, "seed": about.seed, "config_hash": about.config_hash, "epoch": 20,
+                "experiment": about.model_dump(mode="json"), "metrics": {"epoch_seconds": 1.5 + about.seed, "rho": 1.0},
+            },
+        )  # fmt: skip
+        own = rows[rows["checkpoint_digest"] == digest]
+        threats = {str(t): sorted(map(int, p["sample_index"])) for t, p in own.groupby("threat")}
+        plan = {"run_id": digest[:16], "checkpoint_digest": digest, "settings": {}, "threats": threats}
+        store.files.write_json(f"plans/{digest[:16]}.json", plan)
+    return store
+
+
+def write_run(directory: Path, about: Experiment, epochs: int = 12) -> None:
+    """A training run as far as the report reads one."""
+    directory.mkdir(parents=True)
+    (directory / "experiment.yaml").write_text(dump_experiment(about))
+    hardware = {"machine": "x86_64", "processor": "a CPU", "cpus": 2, "gpu": None, "device": "cpu"}
+    described = {"config_hash": about.config_hash, "hardware": hardware, "versions": {"cure_ray": "0.1.0", "torch": "2.13.0"}}
+    (directory / "run.json").write_text(json.dumps(described))
+    lines = []
+    for epoch in range(1, epochs + 1):
+        row = {
+            "epoch": epoch,
+            "rho": min(1.0, epoch / 6),
+            "loss": 2 / epoch,
+            "clean": 0.9,
+            "epoch_seconds": 2.0,
+            "lr": 1e-3,
+            "ibp_union": epoch / 50,
+        }
+        if about.training.uses_alignment:
+            row |= {"gamma_share": 0.5, "cosine_mean": 0.1}
+        lines.append(json.dumps(row))
+    (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n" + '{"epoch": 13, "torn')

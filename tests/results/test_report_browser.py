@@ -1,0 +1,190 @@
+"""The report in a real Chromium: no console errors, sorting, filtering, gallery, keyboard, themes, two widths.
+
+Set CURE_RAY_SCREENSHOTS to a directory to keep the pictures.
+"""
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+
+from cure_ray.results.report import write_report
+
+BROWSER = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER),
+    reason="no Chromium with chromedriver on this machine: the report was NOT tested in a browser (apt install chromium chromium-driver)",
+)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    runs = {m: stores.experiment(m) for m in ("linf", "max", "scratch")} | {"again": stores.experiment("scratch", seed=1)}
+    stores.write_store(folder / "results", runs)
+    for name, about in runs.items():
+        stores.write_run(folder / "runs" / name, about)
+    return write_report(folder / "results", images=9)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(BROWSER)
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser: Any, page: Path) -> Any:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    browser.get(page.as_uri())
+    return browser
+
+
+def column(driver: Any, table: str, index: int) -> list[str]:
+    cells = driver.find_elements("css selector", f"#{table} tbody tr:not([hidden]) > *:nth-child({index + 1})")
+    return [c.get_attribute("data-v") or c.text for c in cells]
+
+
+def shown(driver: Any) -> list[Any]:
+    return driver.find_elements("css selector", "#g-1 .card:not([hidden])")
+
+
+def choose(driver: Any, by: str, value: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    Select(driver.find_element("css selector", f"[data-gallery='g-1'] [{by}]")).select_by_value(value)
+
+
+def test_it_loads_without_a_console_message_and_asks_the_network_for_nothing(opened: Any) -> None:
+    assert opened.get_log("browser") == []
+    loads = opened.execute_script("return performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith('data:'))")
+    assert loads == []
+
+
+def test_a_click_on_a_heading_sorts_and_a_second_click_turns_it_round(opened: Any) -> None:
+    heading = opened.find_element("css selector", "#t-union-1 th.key button")
+    heading.click()
+    falling = [float(v) for v in column(opened, "t-union-1", 1)]
+    assert falling == sorted(falling, reverse=True)
+    heading.click()
+    assert [float(v) for v in column(opened, "t-union-1", 1)] == sorted(falling)
+    assert opened.find_element("css selector", "#t-union-1 th.key").get_attribute("aria-sort") == "ascending"
+
+
+def test_sorting_works_from_the_keyboard(opened: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    button = opened.find_element("css selector", "#t-union-1 th button")
+    button.send_keys(Keys.ENTER)
+    names = column(opened, "t-union-1", 0)
+    assert names == sorted(names, key=str.lower)
+    button.send_keys(Keys.SPACE)
+    assert column(opened, "t-union-1", 0) == names[::-1]
+
+
+def test_the_filter_hides_other_methods(opened: Any) -> None:
+    opened.find_element("css selector", "[data-filter='t-union-1']").send_keys("scratch")
+    assert column(opened, "t-union-1", 0) == ["CURE-Scratch"]
+
+
+def test_the_gallery_filters_by_method_status_and_class_and_sorts_by_margin(opened: Any) -> None:
+    assert len(shown(opened)) == 9
+    choose(opened, "data-by='method'", "")
+    assert len(shown(opened)) == 27
+    choose(opened, "data-by='status'", "falsified")
+    kept = shown(opened)
+    assert 0 < len(kept) < 27
+    assert all("falsified" in c.get_attribute("data-status").split() for c in kept)
+    assert opened.find_element("css selector", "[data-gallery='g-1'] output").text == f"{len(kept)} of 27 cards"
+    choose(opened, "data-sort", "worst")
+    margins = [float(c.get_attribute("data-worst")) for c in shown(opened)]
+    assert margins == sorted(margins)
+
+
+def test_the_gallery_shows_images_witnesses_and_red_negative_margins(opened: Any) -> None:
+    sizes = opened.execute_script("return [...document.querySelectorAll('#g-1 .card:not([hidden]) img')].map(i => i.naturalWidth)")
+    assert len(sizes) >= 9
+    assert all(s == 8 for s in sizes)
+    assert opened.find_elements("css selector", "#g-1 .card:not([hidden]) .witness img")
+    colours = opened.execute_script(
+        "return [...new Set([...document.querySelectorAll('.margins rect.bad')].map(r => getComputedStyle(r).fill))]"
+    )
+    assert len(colours) == 1
+    red, green, blue = (int(v) for v in colours[0].removeprefix("rgb(").removesuffix(")").split(","))
+    assert red > green + 60
+    assert red > blue + 60
+
+
+def test_arrow_keys_walk_through_the_gallery(opened: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    first, second = shown(opened)[:2]
+    first.send_keys(Keys.ARROW_RIGHT)
+    assert opened.switch_to.active_element == second
+    second.send_keys(Keys.ARROW_LEFT)
+    assert opened.switch_to.active_element == first
+
+
+def test_following_a_number_opens_its_source(opened: Any) -> None:
+    opened.execute_script("document.querySelector('#t-union-1 td.key a').click()")
+    opened.execute_script("return new Promise(r => setTimeout(r, 100))")
+    assert opened.execute_script("return document.querySelector('.source:target details').open")
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (420, "light"), (420, "dark")])
+def test_nothing_overflows_and_text_has_contrast(opened: Any, width: int, theme: str) -> None:
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+    ink, paper = opened.execute_script("const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]")
+    assert contrast(ink, paper) > 10
+    soft = opened.execute_script("return getComputedStyle(document.querySelector('.lead')).color")
+    assert contrast(soft, paper) > 4.5
+    folder = os.environ.get("CURE_RAY_SCREENSHOTS")
+    if folder:
+        height = opened.execute_script("return document.documentElement.scrollHeight")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 12000), "scale": 1}
+        shot = opened.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        (Path(folder) / f"report-{width}-{theme}.png").write_bytes(base64.b64decode(shot["data"]))
+
+
+def test_the_theme_button_switches_and_print_is_light(opened: Any) -> None:
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
+    before = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+    opened.find_element("id", "theme").click()
+    assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.execute_script("return getComputedStyle(document.querySelector('.top')).display") == "none"
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def contrast(one: str, two: str) -> float:
+    """WCAG contrast ratio of two rgb(...) colours."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(float(v)) / 255 for v in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
