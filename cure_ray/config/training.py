@@ -5,10 +5,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cure_ray.config._base import Model, NonNegative, Positive, Radius, Unit
+from cure_ray.config.transforms import training_transformation
 from cure_ray.norms import Norm
 
-Method = Literal["natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd"]
-METHODS: tuple[Method, ...] = ("natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd")
+Method = Literal["natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd", "cgt"]
+METHODS: tuple[Method, ...] = ("natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd", "cgt")
 MULTI_NORM: tuple[Method, ...] = ("joint", "max", "random", "scratch", "finetune")
 
 
@@ -23,6 +24,8 @@ def inactive_fields(method: Method, base: str = "max") -> set[str]:
         "base": aligned,
         "random_weights": method == "random",
         "norms": method in MULTI_NORM,
+        "transformation": method == "cgt",
+        "transformation_widths": method == "cgt",
     }
     return {name for name, active in acts.items() if not active}
 
@@ -123,12 +126,14 @@ class Training(Model):
     start_from: str | None = Field(
         None, description="Checkpoint (or run directory) whose weights training starts from; finetune needs one."
     )
+    transformation: str | None = Field(None, description="cgt only: the transformation to train against, e.g. R(30) or Tu(2),Tv(2) (docs/geometric.md).")
+    transformation_widths: tuple[float, ...] | None = Field(None, description="cgt only: width of the sub-range of a batch per parameter, in degrees, pixels or factors; empty: the published ones, else the certification widths.")
     attack: Attack = Attack()
 
     @property
     def active_norms(self) -> tuple[Norm, ...]:
         """The norms this method propagates."""
-        if self.method == "natural":
+        if self.method in ("natural", "cgt"):
             return ()
         if self.method in ("linf", "l2", "l1"):
             return (self.method,)
@@ -141,7 +146,7 @@ class Training(Model):
     @property
     def uses_projection(self) -> bool:
         wanted = self.method == "scratch" if self.projection is None else self.projection
-        return wanted and self.beta > 0 and self.method != "natural"
+        return wanted and self.beta > 0 and self.method not in ("natural", "cgt")
 
     @property
     def first_full_epoch(self) -> int:
@@ -173,6 +178,10 @@ class Training(Model):
             raise ValueError(
                 "method finetune starts from a finished l_inf model: set training.start_from to its run directory or checkpoint"
             )
+        if self.method == "cgt":
+            if self.transformation is None:
+                raise ValueError("method cgt trains against a geometric transformation: set training.transformation, e.g. R(30)")
+            training_transformation(self.transformation, "", self.transformation_widths)
         for name in inactive_fields(self.method, self.base) & self.model_fields_set:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with method {self.method}: remove it, or choose a method that uses it")

@@ -36,6 +36,15 @@ NAMED_WIDTHS: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar100": _CIFAR,
     "tinyimagenet": {"R(5)": (0.001,), "Sc(2)": (0.00002,), "Sh(2)": (0.00002,)},
 }
+# The widths CGT trains with where they differ (docs/algorithms.md 10.4).
+TRAINING_WIDTHS: dict[str, tuple[float, ...]] = {
+    "R(30)": (0.5,),
+    "Tu(2),Tv(2)": (0.1, 0.1),
+    "Sc(5),R(5),C(5),B(0.01)": (0.01, 0.25, 0.05, 0.02),
+    "Sh(2),R(2),Sc(2),C(2),B(0.001)": (0.005, 0.125, 0.005, 0.04, 0.002),
+    "R(10)": (0.001,),
+    "R(2),Sh(2)": (0.02, 0.0005),
+}
 # Any other: the finest of the paper's MNIST widths, about a twentieth of a pixel at the border of a small image.
 DEFAULT_WIDTHS: dict[Kind, float] = {"R": 0.125, "Tu": 0.05, "Tv": 0.05, "Sc": 0.005, "Sh": 0.005, "C": 0.04, "B": 0.01}
 
@@ -138,6 +147,12 @@ def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...]
     if len(widths) != len(steps):
         raise UserError(f"{canonical} has {len(steps)} parameters but {len(widths)} split widths were given")
     return Transformation(canonical, tuple(steps), tuple(_cells(s, w) for s, w in zip(steps, widths, strict=True)))
+
+
+def training_transformation(text: str, dataset: str, widths: tuple[float, ...] | None = None) -> Transformation:
+    """The same range cut as CGT trains on it."""
+    canonical = parse_transformation(text, dataset).text
+    return parse_transformation(text, dataset, widths or TRAINING_WIDTHS.get(canonical))
 
 
 def _cells(step: Step, width: float) -> int:

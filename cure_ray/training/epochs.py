@@ -12,6 +12,7 @@ from cure_ray import seeding
 from cure_ray.bounds.interval import read_blocks
 from cure_ray.config import Experiment
 from cure_ray.datasets import AugmentationTable, Images, augmented_batch
+from cure_ray.training.cgt import cgt_step
 from cure_ray.training.region import Noise
 from cure_ray.training.schedules import learning_rate, radius_fraction
 from cure_ray.training.step import Ranks, StepResult, Streams, certified_step, natural_step, standard_step
@@ -139,6 +140,8 @@ def run_epoch(
         rho = radius_fraction(training, epoch, batch, len(order))
         if branch == "nt":
             result = natural_step(blocks, x, y, ranks)
+        elif training.method == "cgt":
+            result = cgt_step(blocks, x, y, epoch, batch, len(order), experiment, streams.partition, parameters, ranks)
         elif natural or epoch <= training.standard_epochs:
             result = standard_step(blocks, x, y, experiment, parameters, ranks)
         else:
