@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Quiet, loopback-only, deterministic Ray for embedded runs and tests.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help install quickstart test lint soundness chaos benchmarks clean
+.PHONY: help install quickstart test lint docs soundness chaos benchmarks clean
 
 help:
 	@echo "make quickstart  install, then train, certify and report a small real experiment"
@@ -18,10 +18,10 @@ help:
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install -qq --upgrade pip
 	@echo "installing into $(VENV) (about two minutes)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	$(BIN)/python -m pip install --quiet --no-deps auto_LiRPA==0.3
+	$(BIN)/python -m pip install -qq -e ".[dev]"
+	$(BIN)/python -m pip install -qq --no-deps auto_LiRPA==0.3
 	@touch $@
 
 install: $(STAMP)
@@ -36,8 +36,18 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -q
 
+docs: install
+	$(BIN)/python -c "from cure_ray.commands.show import configuration_page as p; print(p(), end='')" > docs/configuration.md
+
 soundness: install
 	$(BIN)/python -m pytest -q -m soundness_long tests/soundness
+
+chaos: install
+	$(BIN)/python -m pytest -q -m chaos tests/chaos
+
+# One after the other, on an otherwise idle machine; each rewrites its own section of docs/benchmarks.md.
+benchmarks: install
+	cd benchmarks && for b in training certify parallel_gp certify_scaling tables geometric patch; do ../$(BIN)/python $$b.py || exit 1; done
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,72 @@
+"""The command line as typed: help that teaches, exit code 2 with a sentence for bad input, never a traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def cure_ray(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "cure_ray", *arguments], capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_training_from_a_file_prints_epochs_and_the_way_on(tmp_path: Path) -> None:
+    described = tmp_path / "mine.yaml"
+    described.write_text(
+        "preset: smoke\nscale: 0.1\ndataset: {train_samples: 300, validation: 50}\nnetwork: {width: 0.25}\ntraining: {method: max}\n"
+    )
+    done = cure_ray("train", "mine.yaml", "--set", "training.lambda_2=1e-4", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1/3" in done.stdout
+    assert "certify it: cure-ray certify run" in done.stdout
+    assert (tmp_path / "run" / "experiment.yaml").exists()
+    again = cure_ray("train", "mine.yaml", "--set", "training.lambda_2=1e-4", "--out", "run", "--resume", cwd=tmp_path)
+    assert again.returncode == 0
+    assert "epoch 1/3" not in again.stdout
+    reproduced = cure_ray("train", "run/experiment.yaml", "--out", "copy", cwd=tmp_path)
+    assert reproduced.returncode == 0
+    digests = [next((tmp_path / d / "checkpoints").glob("epoch_0003")) / "weights.safetensors" for d in ("run", "copy")]
+    assert digests[0].read_bytes() == digests[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "nothing.yaml"), "no such file, and no such preset"),
+        (("train", "smoke", "--set", "training.etta=1"), "Did you mean 'eta'?"),
+        (("train", "smoke", "--set", "threats.l2=9"), "lies inside"),
+        (("train", "smoke", "--set", "execution.device=gpu0"), "unknown device"),
+        (("train", "smoke", "--set", "training.method=finetune", "--set", "training.start_from=nowhere"), "does not exist"),
+        (("train", "tinyimagenet", "--set", "network.width=0.1"), "tiny-imagenet-200/wnids.txt"),
+        (("config", "smok"), "Did you mean 'smoke'?"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_exit_code_two(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = cure_ray(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+
+
+def test_help_lists_the_commands() -> None:
+    done = cure_ray("--help")
+    assert done.returncode == 0
+    for command in ("train", "data", "config"):
+        assert command in done.stdout
+
+
+def test_config_prints_a_file_that_loads_to_the_same_experiment(tmp_path: Path) -> None:
+    printed = cure_ray("config", "cifar-large", "--set", "scale=0.1").stdout
+    (tmp_path / "full.yaml").write_text(printed)
+    again = cure_ray("config", str(tmp_path / "full.yaml")).stdout
+    assert printed == again
+    assert "# config_hash: " in printed
+
+
+def test_data_lists_every_data_set(tmp_path: Path) -> None:
+    done = cure_ray("data", "--data-dir", str(tmp_path))
+    assert done.returncode == 0
+    for name in ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tinyimagenet"):
+        assert name in done.stdout
