@@ -67,6 +67,14 @@ def test_authors_profile_overrides_only_what_their_code_does_differently() -> No
     assert fine.training.uses_projection
 
 
+def test_plain_baselines_carry_no_regulariser_in_either_profile() -> None:
+    for profile in ("paper", "authors"):
+        for method in ("natural", "l2_pgd"):
+            training = resolve(described("mnist-small", method, profile)).training
+            assert (training.l1_weight, training.warmup_weight) == (0.0, 0.0)
+        assert resolve(described("mnist-small", "l2_pgd", profile)).network.init == "default"
+
+
 def test_finetune_takes_a_fifth_of_the_epochs_at_full_radius() -> None:
     fine = resolve(described("mnist-small", "finetune"))
     assert (fine.training.epochs, fine.training.standard_epochs, fine.training.anneal_epochs) == (14, 0, 0)

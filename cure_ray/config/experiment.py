@@ -31,7 +31,7 @@ class Execution(Model):
     )
     keep_checkpoints: Annotated[int, Field(ge=1)] = Field(2, description="How many of the last epochs' checkpoints to keep.")
     ct_workers: Annotated[int, Field(ge=1)] = Field(
-        1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding."
+        1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding, and for method random which norm a sample gets."
     )
     gpus_per_worker: NonNegative = Field(1.0, description="GPUs per rank on a cluster that has them; fractions allowed.")
     cpus_per_worker: Positive = Field(1.0, description="CPUs per rank.")

@@ -26,7 +26,7 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "cgt": {"network": {"init": "default"}, "training": {"anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0, "grad_clip": 8.0, "transformation": "R(10)"}},
     "finetune": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0}},
     "l2_pgd": {"network": {"init": "default"}, "training": {"warmup_weight": 0.0, "l1_weight": 0.0}},
-    "natural": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0}},
+    "natural": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0}},
 }
 
 
@@ -74,11 +74,10 @@ def resolve(data: Mapping[str, Any]) -> Experiment:
     method = str(user_training.get("method", parts.get("base", {}).get("training", {}).get("method", "scratch")))
     if method not in METHODS:
         raise UserError(f"training.method: unknown value {method!r}.{nearest(method, METHODS)}")
-    base = _merge(_merge({}, parts.get("base", {})), METHOD_DEFAULTS.get(method, {}))
-    base = _merge(base, parts.get(method, {}))
-    if profile == "authors":
-        authors = parts.get("authors", {})
-        base = _merge(_merge(base, authors.get("base", {})), authors.get(method, {}))
+    authors = parts.get("authors", {}) if profile == "authors" else {}
+    base: dict[str, Any] = {}
+    for part in (parts.get("base"), authors.get("base"), METHOD_DEFAULTS.get(method), parts.get(method), authors.get(method)):
+        base = _merge(base, part or {})
     idle = inactive_fields(cast(Any, method), str(user_training.get("base", "max")))
     base["training"] = {k: v for k, v in base.get("training", {}).items() if k not in idle}
     merged = _merge(base, data)

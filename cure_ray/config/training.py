@@ -80,7 +80,7 @@ class Training(Model):
     )
     norms: tuple[Norm, ...] = Field(
         ("linf", "l2"),
-        description="Norms of the multi-norm methods; the first one is the reference of alpha and of the warm-up regulariser.",
+        description="Norms of the multi-norm methods. The first one keeps weight 1 - alpha in joint; the warm-up regulariser reads l_inf where it is among them, else the first.",
     )
     base: Literal["max", "joint"] = Field("max", description="Objective inside scratch and finetune.")
     regions: Regions = Regions()
@@ -137,7 +137,22 @@ class Training(Model):
             return ()
         if self.method in ("linf", "l2", "l1"):
             return (self.method,)
-        return ("l2",) if self.method == "l2_pgd" else self.norms
+        if self.method == "l2_pgd":
+            return ("l2",)
+        if self.objective == "joint" and not self.uses_alignment:  # a norm of weight 0 needs no attack (5.1)
+            return tuple(norm for norm, weight in zip(self.norms, self.joint_weights, strict=True) if weight > 0)
+        return self.norms
+
+    @property
+    def objective(self) -> str:
+        """What is done with the norms' losses: the method itself, or the base of scratch and finetune."""
+        return self.base if self.method in ("scratch", "finetune") else self.method
+
+    @property
+    def joint_weights(self) -> tuple[float, ...]:
+        """1 - alpha for the first norm, alpha shared equally by the others."""
+        others = max(len(self.norms) - 1, 1)
+        return (1 - self.alpha, *[self.alpha / others] * (len(self.norms) - 1))
 
     @property
     def uses_alignment(self) -> bool:

@@ -23,11 +23,9 @@ def single(losses: Sequence[Tensor], count: int) -> Tensor:
     return loss.sum() / count
 
 
-def joint(losses: Sequence[Tensor], count: int, alpha: float) -> Tensor:
-    """(1 - alpha) of the first norm, alpha shared equally by the others."""
-    first, *others = losses
-    share = alpha / len(others)
-    return ((1 - alpha) * first.sum() + share * torch.stack([o.sum() for o in others]).sum()) / count
+def joint(losses: Sequence[Tensor], count: int, weights: Sequence[float]) -> Tensor:
+    """The weighted sum of the norms' means."""
+    return torch.stack([weight * loss.sum() for weight, loss in zip(weights, losses, strict=True)]).sum() / count
 
 
 def maximum(losses: Sequence[Tensor], count: int) -> Tensor:

@@ -85,12 +85,12 @@ def region_specs(experiment: Experiment, rho: float, batch: int, streams: Stream
 
 
 def _objective(training: Training, per_norm: list[Tensor], count: int, world: int) -> Tensor:
-    kind = training.base if training.method in ("scratch", "finetune") else training.method
-    if kind == "joint":
-        return objectives.joint(per_norm, count, training.alpha)
-    if kind == "max":
+    if training.objective == "joint":
+        weights = dict(zip(training.norms, training.joint_weights, strict=True))
+        return objectives.joint(per_norm, count, [weights[norm] for norm in training.active_norms])
+    if training.objective == "max":
         return objectives.maximum(per_norm, count)
-    if kind == "random":
+    if training.objective == "random":
         return objectives.parts(per_norm, world, training.random_weights == "mean")
     return objectives.single(per_norm, count)
 

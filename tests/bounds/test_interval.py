@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cure_ray.bounds.interval import (
     Region,
+    _BatchNorm,
     certified,
     clean_forward,
     dual_norm_of_rows,
@@ -204,6 +205,14 @@ def test_the_clean_pass_is_torchs_own_in_output_gradient_and_running_statistics(
         assert torch.allclose(p.grad, q.grad, atol=1e-5), name
     for (name, p), q in zip(ours.named_buffers(), theirs.buffers(), strict=True):
         assert torch.allclose(p, q, atol=1e-6), name
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 2, 2)])
+def test_gradients_flow_through_the_batch_statistics(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(shape).double(), torch.randn(3).double(), torch.randn(3).double()
+    inputs = tuple(t.requires_grad_() for t in (x, weight, bias))
+    assert torch.autograd.gradcheck(lambda x, w, b: _BatchNorm.apply(x, w, b, 1e-5), inputs)
 
 
 def test_boxes_use_the_clean_batchs_statistics_and_touch_nothing() -> None:
