@@ -27,13 +27,14 @@ from cure_ray.config.transforms import Cell, Transformation, cell_at, root
 from cure_ray.errors import UserError
 
 Parameters = tuple[float, ...]
+TIGHTENED = 64  # leaves in the largest cell a later stage tries: a proof there saves up to as many at the leaves
 
 
 @dataclass(frozen=True)
 class GeometricSettings:
     """How a range is searched. Only `stages` can change a verdict from unknown to certified."""
 
-    stages: tuple[Stage, ...] = ("ibp",)  # add "crown-ibp" to tighten leaves where IBP fails
+    stages: tuple[Stage, ...] = ("ibp",)  # a second one, "crown-ibp", searches again where the first has failed
     samples: int = 48  # concrete transformations tried per image before anything is proven
     probes: int = 2  # leaves around the worst of them, proven first: what fails, fails early
     batch: int = 256  # boxes bounded together
@@ -89,18 +90,32 @@ class _Search:
         self.columns_PBC = pixel_columns(self.x)
         self.replay = replay_network(network)
         self.outcomes = [Outcome(int(label)) for label in y_B]
+        self.stage: Stage = settings.stages[0]
+        self.failed: dict[int, Cell] = {}  # the first unproven leaf of an image
 
     def run(self) -> list[Outcome]:
         check_clean(self.replay, self.x, self.outcomes)
         if self._open():
-            worst = self._sample("geometric")
-            self._probe(worst)
-            self._bisect()
-        for outcome in self.outcomes:
-            if outcome.open:
-                outcome.decide(Status.CERTIFIED, self._last_stage(outcome))
+            self._probe(self._sample("geometric"))
+            for stage in self.settings.stages:
+                self._reopen(stage)
+                self._bisect()
+                for b in self._open():
+                    self.outcomes[b].decide(Status.CERTIFIED, stage)
         self._sample_certified()
         return self.outcomes
+
+    def _reopen(self, stage: Stage) -> None:
+        """A later stage starts over for the images an earlier one gave up on, at the leaf that stopped it."""
+        if stage == self.settings.stages[0]:
+            return
+        self.stage, cells = stage, dict[Cell, list[int]]()
+        for b, outcome in enumerate(self.outcomes):
+            if outcome.status == Status.UNKNOWN:
+                outcome.status, outcome.margins = None, None
+                cells.setdefault(self.failed[b], []).append(b)
+        for work in _batches(list(cells.items()), self.settings.batch):
+            self._bound(work)
 
     def _open(self) -> list[int]:
         return [b for b, o in enumerate(self.outcomes) if o.open]
@@ -175,56 +190,44 @@ class _Search:
         return rows_of(low, channels), rows_of(high, channels)
 
     def _bound(self, work: Sequence[tuple[Cell, list[int]]]) -> list[list[bool]]:
-        """Whether each (cell, image) is proven. At leaves every stage may try; above them the cheapest one only."""
+        """Whether each (cell, image) is proven by IBP, or by the current stage where the cell is small enough for it to pay."""
         started = time.perf_counter()
         H, W = self.x.shape[2:]
         warps = build_warps(self.transformation.steps, [cell.ranges(self.transformation) for cell, _ in work], H, W, self.engine.device)
         index = torch.tensor([b for _, images in work for b in images], device=self.engine.device)
         pieces = [self._boxes_of(w, torch.tensor(i, device=self.engine.device)) for w, (_, i) in zip(warps, work, strict=True)]
         low, high = (torch.cat([piece[k] for piece in pieces]) for k in (0, 1))
-        leaf = torch.tensor([cell.is_leaf for cell, images in work for _ in images], device=self.engine.device)
         margins = box_margins(self.engine, low, high, self.y[index], self.settings.stages[0])
-        ok, used = proven(margins), torch.zeros(len(index), dtype=torch.long, device=self.engine.device)
-        for rank, stage in enumerate(self.settings.stages[1:], 1):
-            todo = (~ok & leaf).nonzero(as_tuple=True)[0]
-            if len(todo) == 0:
-                break
-            margins[todo] = torch.fmax(margins[todo], box_margins(self.engine, low[todo], high[todo], self.y[index[todo]], stage))
-            used[todo] = rank
-            ok[todo] = proven(margins[todo])
-        return self._learn(work, margins.cpu(), ok.tolist(), used.tolist(), leaf.tolist(), started)
+        if self.stage != self.settings.stages[0]:
+            small = torch.tensor([cell.leaves <= TIGHTENED for cell, images in work for _ in images], device=self.engine.device)
+            todo = (~proven(margins) & small).nonzero(as_tuple=True)[0]
+            if len(todo):
+                tight = box_margins(self.engine, low[todo], high[todo], self.y[index[todo]], self.stage)
+                margins[todo] = torch.maximum(margins[todo], tight)  # NaN stays visible
+        return self._learn(work, margins.cpu(), proven(margins).tolist(), started)
 
-    def _learn(
-        self, work: Sequence[tuple[Cell, list[int]]], margins: Tensor, ok: list[bool], used: list[int], leaf: list[bool], started: float
-    ) -> list[list[bool]]:
+    def _learn(self, work: Sequence[tuple[Cell, list[int]]], margins: Tensor, ok: list[bool], started: float) -> list[list[bool]]:
         share = (time.perf_counter() - started) / max(1, len(ok))
         results, row = [], 0
-        for _, images in work:
+        for cell, images in work:
             results.append(ok[row : row + len(images)])
             for b in images:
-                outcome = self.outcomes[b]
+                outcome, found = self.outcomes[b], margins[row]
                 outcome.nodes += 1
                 outcome.seconds += share
-                if ok[row] or leaf[row]:  # the smallest bound over the parts is the bound of the whole
-                    outcome.margins = margins[row] if outcome.margins is None else torch.minimum(outcome.margins, margins[row])
-                    outcome.stage = self.settings.stages[max(used[row], self._rank(outcome.stage))]
-                if leaf[row] and not ok[row] and outcome.open:
-                    self._give_up(outcome, margins[row])
+                if ok[row]:  # the smallest bound over the parts is the bound of the whole
+                    outcome.margins = found if outcome.margins is None else torch.minimum(outcome.margins, found)
+                elif cell.is_leaf and outcome.open:
+                    self._give_up(b, cell, found)
                 row += 1
         return results
 
-    def _give_up(self, outcome: Outcome, margins: Tensor) -> None:
+    def _give_up(self, b: int, cell: Cell, margins: Tensor) -> None:
+        self.failed[b], self.outcomes[b].margins = cell, margins
         if bool(margins.isnan().any()):
-            outcome.decide(Status.ERROR, self.settings.stages[-1], "a bound is NaN or infinite (overflow in the weights)")
-            return
-        outcome.margins = margins
-        outcome.decide(Status.UNKNOWN, self.settings.stages[-1])
-
-    def _rank(self, stage: str) -> int:
-        return self.settings.stages.index(stage) if stage in self.settings.stages else 0
-
-    def _last_stage(self, outcome: Outcome) -> str:
-        return self.settings.stages[self._rank(outcome.stage)]
+            self.outcomes[b].decide(Status.ERROR, self.stage, "a bound is NaN or infinite (overflow in the weights)")
+        else:
+            self.outcomes[b].decide(Status.UNKNOWN, self.stage)
 
     def _charge(self, where: list[int], started: float) -> None:
         for b in where:
