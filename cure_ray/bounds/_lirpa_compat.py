@@ -33,16 +33,17 @@ def load() -> Any:
     except importlib.metadata.PackageNotFoundError:
         if importlib.util.find_spec("auto_LiRPA") is None:
             raise UserError(INSTALL_HINT) from None
-    borrowed = _put_back_numpy_arraysetops()
+    borrowed, recursion_limit = _put_back_numpy_arraysetops(), sys.getrecursionlimit()
     _put_back_set_opset_version()
     _put_back_node_getitem()
     try:
-        with warnings.catch_warnings():  # auto_LiRPA changes the warning filters of the whole process on import
-            warnings.simplefilter("ignore")
+        # auto_LiRPA changes the warning filters of the whole process on import, so ignoring is not enough: record and forget.
+        with warnings.catch_warnings(record=True):
             module = importlib.import_module("auto_LiRPA")
     except ImportError as error:
         raise UserError(f"auto_LiRPA is installed but cannot be imported: {error}. {INSTALL_HINT}") from error
     finally:
+        sys.setrecursionlimit(recursion_limit)  # 0.3 sets it to a million, which turns a runaway recursion into a crash
         for name in borrowed:
             sys.modules.pop(name, None)
     _accept_remove_duplicate(module.BoundedModule)

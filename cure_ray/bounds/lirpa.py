@@ -102,15 +102,25 @@ class LirpaEngine:
         # 0.3 leaves optimised slopes behind in the module and later calls would pick them up: a fresh one each time.
         bounded = self._wrap() if stage == "alpha-crown" else self._bounded
         C = _margin_specification(problem.y, self.num_classes)
-        gradients = torch.enable_grad() if stage == "alpha-crown" else torch.no_grad()
-        with _quiet_float64(), gradients:
-            image = self._lirpa.BoundedTensor(self._images(problem.x), self._perturbation(problem))
-            lower, _ = bounded.compute_bounds(x=(image,), C=C, method=_METHODS[stage], bound_upper=False)
-        lower = lower.detach()
+        try:
+            lower = self._compute(bounded, problem, C, stage)
+        except (RuntimeError, IndexError, AssertionError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):
+                raise
+            # The convolution patches of 0.3 crash on some strides and paddings; dense matrices give the same bounds, slower.
+            self._bounded = self._wrap()
+            lower = self._compute(self._wrap("matrix"), problem, C, stage)
         if lower.dtype != torch.float64 or lower.shape != C.shape[:2]:
             raise RuntimeError(f"auto_LiRPA returned {lower.dtype} {tuple(lower.shape)}, not {C.shape[:2]} float64")
         # A lower bound of +inf is no bound at all: it comes from an overflow.
         return torch.where(lower == math.inf, torch.full_like(lower, math.nan), lower)
+
+    def _compute(self, bounded: Any, problem: LirpaProblem, C: Tensor, stage: Stage) -> Tensor:
+        gradients = torch.enable_grad() if stage == "alpha-crown" else torch.no_grad()
+        with _quiet_float64(), gradients:
+            image = self._lirpa.BoundedTensor(self._images(problem.x), self._perturbation(problem))
+            lower, _ = bounded.compute_bounds(x=(image,), C=C, method=_METHODS[stage], bound_upper=False)
+        return lower.detach()
 
     def branch(self, problem: Problem, seconds: float, nodes: int) -> list[Branching]:
         raise UserError("auto_LiRPA has no branch and bound; use the native engine or leave that stage out")
@@ -128,11 +138,11 @@ class LirpaEngine:
             x_L, x_U = self._images(x_L), self._images(x_U)
         return self._lirpa.PerturbationLpNorm(norm=P[threat.norm], eps=threat.eps, x_L=x_L, x_U=x_U)
 
-    def _wrap(self) -> Any:
+    def _wrap(self, conv_mode: str = "patches") -> Any:
         example = self._images(torch.zeros(1, *self.input_shape))
         try:
             with _quiet_float64():
-                model, options = copy.deepcopy((self._prepared.model, self._options))
+                model, options = copy.deepcopy((self._prepared.model, {**self._options, "conv_mode": conv_mode}))
                 return self._lirpa.BoundedModule(model, example, bound_opts=options, device=self.device)
         except (NotImplementedError, KeyError) as error:
             layers = sorted({type(m).__name__ for m in self._prepared.model.modules() if not list(m.children())})

@@ -4,13 +4,17 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from cure_ray.attacks import AttackSettings, attack, check_witness, replay_network
 from cure_ray.bounds import _lirpa_compat
 from cure_ray.bounds._lirpa_graph import prepare
 from cure_ray.bounds.lirpa import LirpaEngine
 from cure_ray.errors import UserError
 from cure_ray.networks import Network, Normalize, cnn7, conv_small, mlp
+from cure_ray.norms import Norm
 from cure_ray.threats import Threat
 
 torch.set_num_threads(1)
@@ -97,6 +101,47 @@ def test_no_point_of_the_ball_has_a_margin_below_the_bound(kind: str, threat: Th
         assert bound.dtype == torch.float64
         assert torch.isfinite(bound).all()
         assert (bound <= worst + 1e-9).all(), stage
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    norm=st.sampled_from(["linf", "l2", "l1"]),
+    side=st.integers(7, 11),
+    layers=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.booleans()), min_size=1, max_size=2
+    ),
+    seed=st.integers(0, 10**6),
+)
+def test_odd_strides_and_paddings_stay_sound(norm: Norm, side: int, layers: list[tuple[int, int, int, bool, bool]], seed: int) -> None:
+    torch.manual_seed(seed)
+    modules: list[nn.Module] = [Normalize([0.3, 0.5], [0.5, 0.25])]
+    channels = 2
+    for kernel, stride, padding, bias, norm_layer in layers:
+        modules += [nn.Conv2d(channels, 3, kernel, stride, padding, bias=bias), *([nn.BatchNorm2d(3)] if norm_layer else []), nn.ReLU()]
+        channels = 3
+    features = nn.Sequential(*modules, nn.Flatten()).eval()(torch.zeros(1, 2, side, side)).shape[1]
+    network = Network([*modules, nn.Flatten(), nn.Linear(features, 3)], (2, side, side), 3).eval()
+    x, y = batch(network, 2)
+    threat = Threat(norm, {"linf": 0.05, "l2": 0.4, "l1": 1.0}[norm])
+    worst = worst_sampled_margins(network, x, y, threat, 100)
+    found = check_witness(replay_network(network), x, y, attack(network, x, y, threat, [0, 1], AttackSettings(10, 2)), threat)
+    engine = LirpaEngine(network)
+    for stage in STAGES[:3]:
+        bound = engine.margins(engine.problem(x, y, threat), stage)
+        assert (bound <= worst + 1e-9).all(), stage
+        assert (bound.amin(1) <= found.margins + 1e-9).all(), stage
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=str)
+def test_a_network_on_which_convolution_patches_crash_is_bounded_with_matrices(threat: Threat) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 3, 2, 3, 1, bias=False), nn.ReLU(), nn.Conv2d(3, 3, 3, 1, 1, bias=False), nn.ReLU()]
+    network = Network([*layers, nn.Flatten(), nn.Linear(27, 3)], (2, 7, 7), 3).eval()
+    x, y = batch(network, 2)
+    engine = LirpaEngine(network, alpha_iterations=5)
+    worst = worst_sampled_margins(network, x, y, threat)
+    for stage in STAGES:
+        assert (engine.margins(engine.problem(x, y, threat), stage) <= worst + 1e-9).all(), stage
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
