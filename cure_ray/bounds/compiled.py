@@ -20,7 +20,7 @@ ADVICE = "The engine 'auto_lirpa' handles general graphs."
 
 
 def flatten_images(x_BCHW: Tensor) -> Tensor:
-    return x_BCHW.permute(0, 2, 3, 1).reshape(x_BCHW.shape[0], -1)
+    return x_BCHW.permute(0, 2, 3, 1).flatten(1)
 
 
 @dataclass(eq=False)
