@@ -16,7 +16,6 @@ from cure_ray.bounds.linear import Ascent
 from cure_ray.bounds.relaxation import Relaxation
 from cure_ray.bounds.subproblems import Space
 
-
 REPORTED = 64  # open leaves whose bounds are worth a float64 evaluation when a search ends
 
 

@@ -1,126 +1,22 @@
-"""A network as the native engine sees it: affine maps with a ReLU between any two, BatchNorm and Normalize folded in.
-
-Activations are flat vectors; inside convolutions the order is height, width, channel, which makes transposed convolutions on
-CPUs about three times faster and lets windows be gathered as contiguous rows.
-"""
+"""A network as the native engine sees it: affine maps with a ReLU between any two, BatchNorm and Normalize folded in."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cure_ray.bounds.affine import Affine, Shape
 from cure_ray.errors import UserError
 from cure_ray.networks import Normalize
 
-Shape = tuple[int, ...]
 KNOWN = (Normalize, nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten)
 ADVICE = "The engine 'auto_lirpa' handles general graphs."
 
 
 def flatten_images(x_BCHW: Tensor) -> Tensor:
     return x_BCHW.permute(0, 2, 3, 1).flatten(1)
-
-
-@dataclass(eq=False)
-class Affine:
-    """z = W x + b on flat vectors; W is a matrix or a convolution kernel. The bias is a full map: with zero padding a folded
-    Normalize changes it at the borders. `bias_scale_N` bounds the magnitudes that were summed into the bias (rounding)."""
-
-    weight: Tensor  # [O, I] or [O, I, kh, kw]
-    bias_N: Tensor
-    bias_scale_N: Tensor
-    in_shape: Shape  # (C, H, W) or (N,)
-    out_shape: Shape
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self.is_conv = self.weight.dim() == 4
-        self.inputs, self.outputs = math.prod(self.in_shape), math.prod(self.out_shape)
-        if self.is_conv:
-            self.weight = self.weight.contiguous(memory_format=torch.channels_last)
-            self.kernel = (self.weight.shape[2], self.weight.shape[3])
-        self.weight_abs = self.weight.abs()
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Affine":
-        tensors = (self.weight, self.bias_N, self.bias_scale_N)
-        weight, bias_N, scale_N = (t.to(device=device, dtype=dtype) for t in tensors)
-        return replace(self, weight=weight, bias_N=bias_N, bias_scale_N=scale_N, cache={})
-
-    def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
-        """W x without the bias; another kernel of the same shape (|W|, W^2) may take W's place."""
-        weight = self.weight if weight is None else weight
-        if not self.is_conv:
-            return x_RN @ weight.t()
-        C, H, W = self.in_shape
-        image = x_RN.reshape(-1, H, W, C).permute(0, 3, 1, 2)
-        return F.conv2d(image, weight, None, self.stride, self.padding).permute(0, 2, 3, 1).reshape(-1, self.outputs)
-
-    def __call__(self, x_RN: Tensor) -> Tensor:
-        return self.linear(x_RN) + self.bias_N
-
-    def transpose(self, A_RN: Tensor) -> Tensor:
-        """W^T A for every row."""
-        if not self.is_conv:
-            return A_RN @ self.weight
-        C, H, W = self.out_shape
-        A_RHWC = A_RN.reshape(-1, H, W, C)
-        top, left = self.padding
-        height, width = self.in_shape[1:]
-        full = self._overlap_add(A_RHWC, height + 2 * top, width + 2 * left)
-        return full[:, top : top + height, left : left + width].reshape(-1, self.inputs)
-
-    def transpose_window(self, A_RhwC: Tensor) -> Tensor:
-        """The transposed convolution on a window, without padding: [R, h, w, O] -> [R, (h-1)s+k, (w-1)s+k, I]."""
-        h, w = A_RhwC.shape[1:3]
-        dense = self._window_matrix(h, w)
-        if dense is not None:
-            height, width = self.window_below(h, w)
-            return (A_RhwC.flatten(1) @ dense).view(-1, height, width, self.in_shape[0])
-        return self._overlap_add(A_RhwC, *self.window_below(h, w))
-
-    def linear_window(self, x_RhwI: Tensor, h: int, w: int) -> Tensor:
-        """The convolution on a window without padding, giving an h x w window of outputs; the adjoint of transpose_window."""
-        dense = self._window_matrix(h, w)
-        if dense is not None:
-            return (x_RhwI.flatten(1) @ dense.t()).view(-1, h, w, self.out_shape[0])
-        return F.conv2d(x_RhwI.permute(0, 3, 1, 2), self.weight, None, self.stride).permute(0, 2, 3, 1)
-
-    def window_below(self, h: int, w: int) -> tuple[int, int]:
-        return (h - 1) * self.stride[0] + self.kernel[0], (w - 1) * self.stride[1] + self.kernel[1]
-
-    def _overlap_add(self, A_RHWC: Tensor, height: int, width: int) -> Tensor:
-        R, H, W, C = A_RHWC.shape
-        (sy, sx), (ky, kx) = self.stride, self.kernel
-        if self.in_shape[0] > 4 or self.weight.device.type != "cpu":
-            unread = (height - ((H - 1) * sy + ky), width - ((W - 1) * sx + kx))  # border that no output reads
-            image = A_RHWC.permute(0, 3, 1, 2)
-            return F.conv_transpose2d(image, self.weight, None, self.stride, 0, unread).permute(0, 2, 3, 1)
-        # Few input channels: one matrix product and k*k shifted additions are 2 to 3 times faster on CPUs.
-        if "columns" not in self.cache:
-            self.cache["columns"] = self.weight.permute(0, 2, 3, 1).reshape(C, -1).contiguous()
-        columns = (A_RHWC.reshape(-1, C) @ self.cache["columns"]).view(R, H, W, ky, kx, -1)
-        out = A_RHWC.new_zeros(R, height, width, columns.shape[-1])
-        for i in range(ky):
-            for j in range(kx):
-                out[:, i : i + sy * (H - 1) + 1 : sy, j : j + sx * (W - 1) + 1 : sx] += columns[:, :, :, i, j]
-        return out
-
-    def _window_matrix(self, h: int, w: int) -> Tensor | None:
-        """The transposed convolution of a small window as one matrix: at these sizes a product beats a convolution."""
-        height, width = self.window_below(h, w)
-        C, inputs = self.out_shape[0], self.in_shape[0]
-        small = C * h * w * inputs * height * width <= 8_000_000 and height * width <= 8 * self.kernel[0] * self.kernel[1]
-        if not small:
-            return None
-        if (h, w) not in self.cache:
-            count = C * h * w
-            eye = torch.eye(count, dtype=self.weight.dtype, device=self.weight.device).view(count, h, w, C)
-            self.cache[(h, w)] = self._overlap_add(eye, height, width).reshape(count, -1).contiguous()
-        return self.cache[(h, w)]
 
 
 @dataclass(eq=False)
@@ -278,3 +174,16 @@ def check_finite(network: nn.Module) -> None:
             raise UserError(f"the network's {name} holds NaN or infinity: nothing can be certified")
         if name.endswith("running_var") and bool((tensor < 0).any()):
             raise UserError(f"the network's {name} is negative: not a variance")
+
+
+@torch.no_grad()
+def check_outputs(network: nn.Module, compiled: Compiled) -> None:
+    """The compiled network must compute what the network computes: a cheap guard against layers with surprises (hooks, ...)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, *compiled.in_shape, generator=generator)
+    tensor = next(iter(network.parameters()))
+    there = network(x.to(tensor.device, tensor.dtype)).cpu().double()
+    here = compiled(flatten_images(x.double()))
+    scale = 1 + there.abs().amax()
+    if bool(torch.isfinite(there).all()) and not bool(((here - there).abs() <= 1e-3 * scale).all()):
+        raise UserError("the compiled network does not reproduce the network's outputs: it has behaviour the native engine cannot see")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine
+from cure_ray.bounds.affine import Affine
 from cure_ray.threats import Threat, dual_norm, minimise_linear, offsets
 
 

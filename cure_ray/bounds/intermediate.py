@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine, Compiled
+from cure_ray.bounds.affine import Affine
+from cure_ray.bounds.compiled import Compiled
 from cure_ray.bounds.domain import Domain
 from cure_ray.bounds.linear import evaluate
 from cure_ray.bounds.optimized import optimise

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine
+from cure_ray.bounds.affine import Affine
+from cure_ray.bounds.compiled import Compiled
 from cure_ray.bounds.domain import Domain
-from cure_ray.bounds.relaxation import Relaxation
+from cure_ray.bounds.relaxation import LayerBounds, Relaxation, start_magnitude, start_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,3 +125,23 @@ class Ascent:
     def select(self, index: Tensor) -> None:
         self.first = [t[index] for t in self.first]
         self.second = [t[index] for t in self.second]
+
+
+def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], relaxations: list[Relaxation], C_BSK: Tensor) -> Tensor:
+    """CROWN with adaptive and with zero lower slopes, whichever is better: neither dominates, and neither is monotone."""
+    adaptive = [r.adaptive_BN for r in relaxations]
+    zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in relaxations]
+    A_BSN, b_BS, guard_BS = start_rows(net, C_BSK)
+    if net.gamma:
+        b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].upper_BN.clamp_min(0)))
+    layers = net.layers[:-1]
+    values = [evaluate(layers, relaxations, domain, A_BSN, b_BS, s, net.gamma).value_BS for s in (adaptive, zero)]
+    return torch.maximum(*values)
+
+
+def with_alphas(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_R1K: Tensor, alphas: list[Tensor]) -> Tensor:
+    relaxations = [Relaxation.of(b) for b in bounds]
+    A_R1N, b_R1, guard_R1 = start_rows(net, C_R1K)
+    b_R1 = b_R1 - 4 * net.gamma * (guard_R1 + start_magnitude(net, C_R1K, bounds[-1].upper_BN.clamp_min(0)))
+    slopes = [r.lower_slope(a.to(A_R1N.dtype).clamp(0, 1)) for r, a in zip(relaxations, alphas, strict=True)]
+    return evaluate(net.layers[:-1], relaxations, domain, A_R1N, b_R1, slopes, net.gamma).value_BS[:, 0]

@@ -5,8 +5,7 @@ bounds included, and lowered by what rounding can have added (docs/soundness.md)
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
@@ -14,21 +13,15 @@ from torch import Tensor, nn
 
 from cure_ray import __version__
 from cure_ray.bounds.branching import Search, Settings
-from cure_ray.bounds.compiled import Compiled, compile_network, flatten_images
+from cure_ray.bounds.compiled import Compiled, check_outputs, compile_network, flatten_images
 from cure_ray.bounds.domain import Domain
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage
 from cure_ray.bounds.intermediate import crown_bounds, optimised_bounds
-from cure_ray.bounds.linear import evaluate
+from cure_ray.bounds.linear import best_of_slopes, with_alphas
+from cure_ray.bounds.memory import exact_arithmetic, out_of_memory
 from cure_ray.bounds.optimized import optimise
-from cure_ray.bounds.relaxation import (
-    LayerBounds,
-    Relaxation,
-    interval_bounds,
-    interval_margins,
-    margin_rows,
-    start_magnitude,
-    start_rows,
-)
+from cure_ray.bounds.problem import NativeProblem, store, visible
+from cure_ray.bounds.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
 from cure_ray.bounds.subproblems import Space, unstable_index
 from cure_ray.bounds.windows import row_elements
 from cure_ray.errors import UserError
@@ -36,34 +29,6 @@ from cure_ray.threats import Threat
 
 Out = TypeVar("Out")
 Hidden = Literal["auto", "ibp", "crown", "alpha"]
-
-
-@dataclass(eq=False)
-class NativeProblem:
-    """Samples under one threat. Everything stored is in float64, so whatever a later stage finds here is proven."""
-
-    domain: Domain
-    y_B: Tensor
-    usable_B: Tensor  # False where a pixel is NaN or infinite: such samples get NaN margins
-    bounds: list[LayerBounds] | None = None
-    margins_BS: Tensor | None = None
-    slopes: list[Tensor] = field(default_factory=list)  # [B, S, N] float16, where branch and bound starts
-
-    @property
-    def size(self) -> int:
-        return len(self.y_B)
-
-    def select(self, index: Tensor) -> "NativeProblem":
-        index = index.to(self.y_B.device)
-        return replace(
-            self,
-            domain=self.domain.select(index),
-            y_B=self.y_B[index],
-            usable_B=self.usable_B[index],
-            bounds=None if self.bounds is None else [b.select(index) for b in self.bounds],
-            margins_BS=None if self.margins_BS is None else self.margins_BS[index],
-            slopes=[s[index] for s in self.slopes],
-        )
 
 
 class NativeEngine:
@@ -102,7 +67,7 @@ class NativeEngine:
     def _compile(self, shape: tuple[int, ...]) -> tuple[Compiled, Compiled]:
         if self.search is None or self.decide is None or self.search.in_shape != shape:
             compiled = compile_network(self.network, shape)
-            _probe(self.network, compiled)
+            check_outputs(self.network, compiled)
             self.search = compiled.to(self.device, torch.float32)
             self.decide = compiled.to(self.device, torch.float64)
         return self.search, self.decide
@@ -130,12 +95,12 @@ class NativeEngine:
         if stage == "alpha-crown":
             parts: list[tuple[Tensor, NativeProblem]] = []
             for index, part in self._batches(problem, self._optimised, self._per_sample(stage)):
-                result_BS[index] = _visible(part.margins_BS)
+                result_BS[index] = visible(part.margins_BS)
                 parts.append((index, part))
-            _store(problem, parts)
+            store(problem, parts)
         else:
             for index, value_BS in self._batches(problem, self._plain(stage), self._per_sample(stage)):
-                result_BS[index] = _visible(value_BS)
+                result_BS[index] = visible(value_BS)
         return result_BS
 
     @torch.no_grad()
@@ -169,7 +134,7 @@ class NativeEngine:
         if stage == "ibp" or not bounds:
             return value_BS
         relaxations = [Relaxation.of(b) for b in bounds]
-        return torch.maximum(value_BS, _best_of_slopes(net, domain, bounds, relaxations, C_BSK))
+        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK))
 
     def _optimised(self, problem: NativeProblem) -> NativeProblem:
         _, search, decide = self._own(problem)
@@ -179,7 +144,7 @@ class NativeEngine:
         if not bounds:
             return replace(problem, bounds=[], margins_BS=value_BS, slopes=[])
         relaxations = [Relaxation.of(b) for b in bounds]
-        value_BS = torch.maximum(value_BS, _best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
+        value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
         slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
         sample_R, spec_R = (~(value_BS > 0)).nonzero(as_tuple=True)
         if len(sample_R):
@@ -187,7 +152,7 @@ class NativeEngine:
             A_R1N, b_R1, _ = start_rows(search, C_BSK[sample_R, spec_R].unsqueeze(1).float())
             domain = problem.domain.select(sample_R)
             _, alphas = optimise(search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.iterations, stop_when_positive=True)
-            found_R = _with_alphas(decide, domain, [b.select(sample_R) for b in bounds], C_BSK[sample_R, spec_R].unsqueeze(1), alphas)
+            found_R = with_alphas(decide, domain, [b.select(sample_R) for b in bounds], C_BSK[sample_R, spec_R].unsqueeze(1), alphas)
             value_BS[sample_R, spec_R] = torch.maximum(value_BS[sample_R, spec_R], found_R)
             for kept, alpha in zip(slopes, alphas, strict=True):
                 kept[sample_R, spec_R] = alpha[:, 0].half()
@@ -210,7 +175,7 @@ class NativeEngine:
             bounds, margins_BS = problem.bounds, problem.margins_BS
             assert bounds is not None
             assert margins_BS is not None
-            shown_BS = _visible(margins_BS)
+            shown_BS = visible(margins_BS)
             live = torch.isfinite(shown_BS).all(1).nonzero(as_tuple=True)[0]
             results = [Branching(m.cpu(), 0, 0.0, bool(seconds <= 0 or nodes <= 0)) for m in shown_BS]
             if len(live) == 0 or not bounds:
@@ -260,13 +225,13 @@ class NativeEngine:
         """Run on parts of the usable samples that fit the budget; on out-of-memory halve the part and go on."""
         todo = problem.usable_B.nonzero(as_tuple=True)[0]
         limit = max(1, min(256, self.memory_budget // max(1, per_sample)))
-        with _exact_arithmetic():
+        with exact_arithmetic():
             while len(todo):
                 index = todo[:limit]
                 try:
                     result = run(problem.select(index))
                 except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                    if not _out_of_memory(error):
+                    if not out_of_memory(error):
                         raise
                     if limit == 1 and self.memory_budget < 1 << 20:
                         raise
@@ -277,80 +242,3 @@ class NativeEngine:
                     continue
                 yield index, result
                 todo = todo[limit:]
-
-
-def _best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], relaxations: list[Relaxation], C_BSK: Tensor) -> Tensor:
-    """CROWN with adaptive and with zero lower slopes, whichever is better: neither dominates, and neither is monotone."""
-    adaptive = [r.adaptive_BN for r in relaxations]
-    zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in relaxations]
-    A_BSN, b_BS, guard_BS = start_rows(net, C_BSK)
-    if net.gamma:
-        b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].upper_BN.clamp_min(0)))
-    layers = net.layers[:-1]
-    values = [evaluate(layers, relaxations, domain, A_BSN, b_BS, s, net.gamma).value_BS for s in (adaptive, zero)]
-    return torch.maximum(*values)
-
-
-def _with_alphas(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_R1K: Tensor, alphas: list[Tensor]) -> Tensor:
-    relaxations = [Relaxation.of(b) for b in bounds]
-    A_R1N, b_R1, guard_R1 = start_rows(net, C_R1K)
-    b_R1 = b_R1 - 4 * net.gamma * (guard_R1 + start_magnitude(net, C_R1K, bounds[-1].upper_BN.clamp_min(0)))
-    slopes = [r.lower_slope(a.to(A_R1N.dtype).clamp(0, 1)) for r, a in zip(relaxations, alphas, strict=True)]
-    return evaluate(net.layers[:-1], relaxations, domain, A_R1N, b_R1, slopes, net.gamma).value_BS[:, 0]
-
-
-def _visible(margins_BS: Tensor | None) -> Tensor:
-    """NaN for the whole sample as soon as one of its margins is not finite."""
-    assert margins_BS is not None
-    finite_B1 = torch.isfinite(margins_BS).all(1, keepdim=True)
-    return torch.where(finite_B1, margins_BS, torch.full_like(margins_BS, torch.nan))
-
-
-def _store(problem: NativeProblem, parts: list[tuple[Tensor, NativeProblem]]) -> None:
-    """Gather the hidden bounds, margins and slopes of the batches back into the problem; unusable samples hold NaN."""
-    if not parts:
-        return
-
-    def joined(tensors: list[Tensor]) -> Tensor:
-        whole = torch.full((problem.size, *tensors[0].shape[1:]), torch.nan, dtype=tensors[0].dtype, device=tensors[0].device)
-        for (index, _), tensor in zip(parts, tensors, strict=True):
-            whole[index] = tensor
-        return whole
-
-    layers = [part.bounds or [] for _, part in parts]
-    problem.bounds = [
-        LayerBounds(*(joined([getattr(b[k], name) for b in layers]) for name in ("lower_BN", "upper_BN", "scale_BN")))
-        for k in range(len(layers[0]))
-    ]
-    problem.margins_BS = joined([_visible(part.margins_BS) for _, part in parts])
-    problem.slopes = [joined([part.slopes[k] for _, part in parts]) for k in range(len(layers[0]))]
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "alloc" in text or "out of memory" in text
-
-
-@contextmanager
-def _exact_arithmetic() -> Iterator[None]:
-    """No TF32 and deterministic kernels while bounds are computed; the caller's settings come back afterwards."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    saved = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32)
-    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = False, True, False, False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = saved
-
-
-@torch.no_grad()
-def _probe(network: nn.Module, compiled: Compiled) -> None:
-    """The compiled network must compute what the network computes: a cheap guard against layers with surprises (hooks, ...)."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(2, *compiled.in_shape, generator=generator)
-    tensor = next(iter(network.parameters()))
-    there = network(x.to(tensor.device, tensor.dtype)).cpu().double()
-    here = compiled(flatten_images(x.double()))
-    scale = 1 + there.abs().amax()
-    if bool(torch.isfinite(there).all()) and not bool(((here - there).abs() <= 1e-3 * scale).all()):
-        raise UserError("the compiled network does not reproduce the network's outputs: it has behaviour the native engine cannot see")

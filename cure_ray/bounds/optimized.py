@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine
+from cure_ray.bounds.affine import Affine
 from cure_ray.bounds.domain import Domain
 from cure_ray.bounds.linear import Ascent, evaluate, slope_gradients
 from cure_ray.bounds.relaxation import Relaxation

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine, Compiled
+from cure_ray.bounds.affine import Affine
+from cure_ray.bounds.compiled import Compiled
 from cure_ray.bounds.domain import Domain, first_layer
 
 

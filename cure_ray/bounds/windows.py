@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine, Compiled, Shape
+from cure_ray.bounds.affine import Affine, Shape
+from cure_ray.bounds.compiled import Compiled
 from cure_ray.bounds.domain import Domain
 from cure_ray.bounds.linear import Ascent
 from cure_ray.bounds.relaxation import LayerBounds, Relaxation

@@ -188,8 +188,7 @@ def test_bad_networks_are_refused(engine):
     training = networks()["bn-after-both"].train()
     for network in (poisoned, training):
         with pytest.raises(UserError):
-            e = ENGINES[engine](network)
-            e.problem(images(1), torch.tensor([0]), THREATS[0])
+            ENGINES[engine](network).problem(images(1), torch.tensor([0]), THREATS[0])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

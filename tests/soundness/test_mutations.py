@@ -43,14 +43,14 @@ MISTAKES = [
         "weight.view(-1, *shape).permute(0, 2, 3, 1).reshape(weight.shape[0], -1)",
         "weight.reshape(weight.shape[0], -1)",
     ),
-    ("transposed convolution: padding ignored", "bounds/compiled.py", "top, left = self.padding", "top, left = 0, 0"),
+    ("transposed convolution: padding ignored", "bounds/affine.py", "top, left = self.padding", "top, left = 0, 0"),
     (
         "transposed convolution: stride transposed",
-        "bounds/compiled.py",
+        "bounds/affine.py",
         "out[:, i : i + sy * (H - 1) + 1 : sy, j :",
         "out[:, j : j + sy * (H - 1) + 1 : sy, i :",
     ),
-    ("convolution: bias missing", "bounds/compiled.py", "return self.linear(x_RN) + self.bias_N", "return self.linear(x_RN)"),
+    ("convolution: bias missing", "bounds/affine.py", "return self.linear(x_RN) + self.bias_N", "return self.linear(x_RN)"),
     ("first layer: ball too small", "bounds/domain.py", "ball_N = domain.threat.eps *", "ball_N = 0.8 * domain.threat.eps *"),
     (
         "first layer: pixel and channel confused",

@@ -1,0 +1,23 @@
+"""Arithmetic that decides, and what counts as running out of memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "alloc" in text or "out of memory" in text
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """No TF32 and deterministic kernels while bounds are computed; the caller's settings come back afterwards."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    saved = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32)
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = False, True, False, False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = saved
