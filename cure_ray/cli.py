@@ -4,8 +4,7 @@ import sys
 
 import typer
 
-from cure_ray.commands import data, export, report, show, train
-from cure_ray.commands import status, sweep
+from cure_ray.commands import certify, data, export, fsck, report, show, status, sweep, train
 from cure_ray.errors import SoundnessError, UserError
 
 app = typer.Typer(
@@ -18,6 +17,8 @@ app = typer.Typer(
     "Start with `cure-ray quickstart`, then `cure-ray train smoke --set training.method=max`.",
 )
 app.command("train")(train.train)
+app.command("certify")(certify.certify)
+app.command("fsck")(fsck.fsck)
 app.command("sweep")(sweep.sweep)
 app.command("status")(status.status)
 app.command("data")(data.data)

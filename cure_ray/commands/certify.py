@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cure_ray.commands.train import DataDirOption
-from cure_ray.errors import UserError, nearest
+from cure_ray.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
-    from cure_ray.bounds.engine import Engine
-    from cure_ray.certify.runner import Samples
-    from cure_ray.certify.settings import CascadeSettings
-    from cure_ray.config import Certification
+    from cure_ray.certify.settings import CascadeSettings, Job, Shard
+    from cure_ray.commands.certify_reporter import Reporter
+    from cure_ray.commands.certify_subject import Subject
+    from cure_ray.results.store import Store
     from cure_ray.threats import Threat
-
-ENGINES = ("native", "auto_lirpa")
 
 
 def certify(
-    checkpoint: Annotated[Path | None, typer.Argument(help="A run or checkpoint directory of `cure-ray train`.")] = None,
+    checkpoint: Annotated[
+        list[Path] | None, typer.Argument(help="Runs or checkpoints of `cure-ray train`, or a directory of `cure-ray sweep` (its best).")
+    ] = None,
     threats: Annotated[str | None, typer.Option(help="Radii in pixels, e.g. linf=8/255,l2=0.5,l1=1.0; default: the experiment's.")] = None,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     samples: Annotated[int | None, typer.Option(min=1, help="How many images; default: the experiment's, or all of --data.")] = None,
@@ -41,6 +40,10 @@ def certify(
     seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Certify on so many Ray workers; 1: in this process.")] = 1,
+    gpus_per_worker: Annotated[float, typer.Option(min=0, help="GPUs per worker with --device cuda; fractions allowed.")] = 1.0,
+    address: Annotated[str | None, typer.Option(help="A running Ray cluster; default: RAY_ADDRESS, else this machine.")] = None,
+    best: Annotated[int, typer.Option(min=1, help="How many of a sweep's best trials.")] = 1,
     data_dir: DataDirOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the table.")] = False,
 ) -> None:
@@ -56,127 +59,144 @@ def certify(
     import torch
 
     from cure_ray import seeding
-    from cure_ray.certify.cascade import Certifier
     from cure_ray.certify.foreign import check_samples
-    from cure_ray.certify.runner import certify_shard
-    from cure_ray.certify.settings import Job, plan
     from cure_ray.commands.certify_options import cascade_settings, parse_threats
     from cure_ray.commands.certify_reporter import Reporter
-    from cure_ray.datasets import select_samples
+    from cure_ray.commands.certify_subject import load_subject
     from cure_ray.results.store import Store
     from cure_ray.results.summary import summary
-    from cure_ray.run import StoppedError
 
     torch.set_num_threads(threads)
-    where = seeding.resolve_device(device)
-    subject = _subject(checkpoint, network, weights, data, split, data_dir)
-    chosen = parse_threats(threats) if threats else subject.threats
-    if not chosen:
-        raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
-    check_samples(subject.samples, subject.network)
-    settings = cascade_settings(subject.defaults, stages, budget, nodes, engine, not no_box)
-    total = len(subject.samples)
-    wanted = samples or (subject.defaults.samples if subject.defaults and data is None else total)
-    if total == 0:
-        raise UserError(f"the {split} split of {subject.samples.dataset} has no images")
-    indices = select_samples(total, wanted, subject.defaults.selection if subject.defaults else "first").tolist()
-
-    judge = make_engine(engine, subject.network, where, tuple(subject.samples.images.shape[1:]))
-    job = Job(
-        subject.digest, subject.samples.dataset, split, subject.samples.digest, judge.name, judge.version, settings, seed, union_only
-    )
-    root = out or f"certificates/{subject.name}-{subject.digest[:8]}"
-    store = Store.create(root, job.dataset, split, job.data_digest, many=add)
-    done = store.begin(job, chosen, indices, subject.about)
-    with Reporter(len(indices) * len(chosen), quiet) as reporter:
+    where = seeding.resolve_device(device if workers == 1 or device != "auto" else "cpu")
+    runs: list[Path | None] = [*_runs(checkpoint, best)] if checkpoint else [None]
+    tasks: list[_Task] = []
+    root = out
+    for run in runs:
+        subject = load_subject(run, network, weights, data, split, data_dir)
+        chosen = parse_threats(threats) if threats else subject.threats
+        if not chosen:
+            raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
+        check_samples(subject.samples, subject.network)
+        settings = cascade_settings(subject.defaults, stages, budget, nodes, engine, not no_box)
+        root = root or (f"certificates/{subject.name}-{subject.digest[:8]}" if len(runs) == 1 else f"certificates/{len(runs)}-checkpoints")
+        many, own_data = add or len(runs) > 1, data is not None
+        tasks.append(_task(subject, chosen, settings, samples, split, own_data, engine, seed, union_only, where, root, many, workers))
+    assert root is not None
+    store = Store.open(root)
+    with Reporter(sum(t.total for t in tasks), quiet) as reporter:
+        reporter.start(sum(t.total - t.left for t in tasks))
         bundles = Path(root if "://" not in root else ".") / "soundness-failure"
-        certifier = Certifier(judge, subject.network.to(where), settings, seed, bundles, reporter, where)
-        if union_only:
-            pilot = indices[:16]
-            chosen = certifier.failure_order(subject.samples.images[pilot].to(where), subject.samples.labels[pilot].to(where), chosen)
-        shards = plan(job, chosen, indices, done)
-        reporter.start(len(indices) * len(chosen) - sum(len(s.indices) * len(s.threats) for s in shards))
-        for number, shard in enumerate(shards):
-            try:
-                rows = certify_shard(certifier, shard, subject.samples, lambda image: store.write_witness(image.numpy()))
-                store.write(shard, rows)
-            except KeyboardInterrupt:
-                kept = f"{number} of {len(shards)} shards are finished and kept in {root}"
-                raise StoppedError(f"stopped. {kept}; run the same command to continue.") from None
-    store.compact(job, chosen)
+        if workers == 1:
+            _certify_here(tasks, store, where, bundles, reporter)
+        else:
+            _certify_on_ray(tasks, store, where, bundles, reporter, workers, threads, gpus_per_worker, address)
+    for task in tasks:
+        store.compact(task.job, task.threats)
     table = store.read()
-    names = sorted((str(t) for t in chosen), key=lambda name: ("linf", "l2", "l1").index(name.split("=")[0]))
-    print(summary(table.filter(_rows(table, indices)), job.checkpoint_digest, names))
-    if cross_check:
-        _cross_check(cross_check, subject, chosen, table, job.checkpoint_digest, set(indices), settings, seed, where)
+    for task in tasks:
+        names = sorted((str(t) for t in task.threats), key=lambda name: ("linf", "l2", "l1").index(name.split("=")[0]))
+        if len(tasks) > 1:
+            print(f"\n{task.subject.name} ({task.job.checkpoint_digest[:12]})")
+        print(summary(table.filter(_rows(table, task.indices)), task.job.checkpoint_digest, names))
+        if cross_check:
+            indices = set(task.indices)
+            digest = task.job.checkpoint_digest
+            _cross_check(cross_check, task.subject, task.threats, table, digest, indices, task.job.settings, seed, where)
     print(f"verdicts: {root}/verdicts")
 
 
-# ---------------------------------------------------------------- what is certified
+class _Task:
+    """A checkpoint with its job and what of it is left to do."""
+
+    def __init__(
+        self, subject: "Subject", job: "Job", threats: "list[Threat]", indices: list[int], shards: "list[Shard]", engine: str
+    ) -> None:
+        self.subject, self.job, self.threats, self.indices, self.shards, self.engine = subject, job, threats, indices, shards, engine
+        self.total = len(indices) * len(threats)
+        self.left = sum(len(s.indices) * len(s.threats) for s in shards)
 
 
-class Subject:
-    """A network, its images, and what is known of it."""
+def _task(
+    subject: "Subject", threats: "list[Threat]", settings: "CascadeSettings", samples: int | None, split: str, own_data: bool, engine: str,
+    seed: int, union_only: bool, device: "torch.device", root: str, many: bool, workers: int,
+) -> _Task:  # fmt: skip
+    from cure_ray.certify.cascade import Certifier
+    from cure_ray.certify.engines import make_engine
+    from cure_ray.certify.settings import Job, plan
+    from cure_ray.datasets import select_samples
+    from cure_ray.results.store import Store
 
-    def __init__(self, network: "nn.Module", digest: str, name: str, samples: "Samples", threats: "list[Threat]",
-                 defaults: "Certification | None", about: dict[str, Any]) -> None:  # fmt: skip
-        self.network, self.digest, self.name, self.samples = network, digest, name, samples
-        self.threats, self.defaults, self.about = threats, defaults, about
-
-
-def _subject(
-    checkpoint: Path | None, network: str | None, weights: Path | None, data: Path | None, split: str, data_dir: Path | None
-) -> Subject:
-    from cure_ray.certify.foreign import load_foreign_network, load_npz
-    from cure_ray.checkpoints import load_checkpoint, state_digest
-
-    if (checkpoint is None) == (network is None):
-        raise UserError("give either a CHECKPOINT directory of `cure-ray train`, or --network package.module:factory with --data")
-    if network is not None:
-        if data is None:
-            raise UserError("--network needs --data file.npz with the images and labels to certify")
-        module = load_foreign_network(network, weights)
-        about: dict[str, Any] = {"network": network, "weights": str(weights) if weights else None, "data": str(data)}
-        name = (weights.stem if weights else network.partition(":")[2]).replace("/", "-")
-        return Subject(module, state_digest(module.state_dict()), name, load_npz(data), [], None, about)
-    from cure_ray.norms import NORMS
-    from cure_ray.threats import Threat
-
-    assert checkpoint is not None
-    loaded = load_checkpoint(checkpoint)
-    experiment = loaded.experiment
-    samples = load_npz(data) if data is not None else _dataset(experiment.dataset, split, data_dir)
-    threats = [Threat(norm, experiment.threats.eps(norm)) for norm in NORMS if experiment.threats.eps(norm) > 0]
-    about = {
-        "name": experiment.name, "method": experiment.training.method, "seed": experiment.seed, "config_hash": experiment.config_hash,
-        "epoch": loaded.epoch, "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}),
-    }  # fmt: skip
-    return Subject(loaded.network, loaded.digest, experiment.name, samples, threats, experiment.certification, about)
+    total = len(subject.samples)
+    wanted = samples or (subject.defaults.samples if subject.defaults and not own_data else total)
+    if total == 0:
+        raise UserError(f"the {split} split of {subject.samples.dataset} has no images")
+    indices = select_samples(total, wanted, subject.defaults.selection if subject.defaults else "first").tolist()
+    judge = make_engine(engine, subject.network, device, tuple(subject.samples.images.shape[1:]))
+    job = Job(
+        subject.digest, subject.samples.dataset, split, subject.samples.digest, judge.name, judge.version, settings, seed, union_only
+    )
+    done = Store.create(root, job.dataset, split, job.data_digest, many).begin(job, threats, indices, subject.about)
+    if union_only:
+        pilot = indices[:16]
+        x, y = subject.samples.images[pilot].to(device), subject.samples.labels[pilot].to(device)
+        threats = Certifier(judge, subject.network.to(device), settings, seed, device=device).failure_order(x, y, threats)
+        subject.network.cpu()
+    # A shard of one batch on workers, of two here: the batches, and so every bit of the bounds, are the same.
+    shards = plan(job, threats, indices, done, settings.batch if workers > 1 else 2 * settings.batch)
+    return _Task(subject, job, threats, indices, shards, engine)
 
 
-def _dataset(config: Any, split: str, data_dir: Path | None) -> "Samples":
-    from cure_ray.certify.runner import Samples
-    from cure_ray.datasets import load_dataset
+def _certify_here(tasks: list[_Task], store: "Store", device: "torch.device", bundles: Path, reporter: "Reporter") -> None:
+    from cure_ray.certify.cascade import Certifier
+    from cure_ray.certify.engines import make_engine
+    from cure_ray.certify.runner import certify_shard
+    from cure_ray.run import StoppedError
 
-    valid = ("test", "validation", "train")
-    if split not in valid:
-        raise UserError(f"unknown split {split!r}.{nearest(split, valid)}")
-    images = load_dataset(config.model_copy(update={"augment": False}), split, data_dir)  # type: ignore[arg-type]
-    return Samples(config.name, split, images.pixels(), images.labels)
+    finished = 0
+    for task in tasks:
+        judge = make_engine(task.engine, task.subject.network, device, tuple(task.subject.samples.images.shape[1:]))
+        network = task.subject.network.to(device)
+        certifier = Certifier(judge, network, task.job.settings, task.job.seed, bundles, reporter, device)
+        for shard in task.shards:
+            try:
+                rows = certify_shard(certifier, shard, task.subject.samples, lambda image: store.write_witness(image.numpy()))
+                store.write(shard, rows)
+            except KeyboardInterrupt:
+                kept = f"{finished} of {sum(len(t.shards) for t in tasks)} shards are finished and kept in {store.root}"
+                raise StoppedError(f"stopped. {kept}; run the same command to continue.") from None
+            finished += 1
 
 
-def make_engine(name: str, network: "nn.Module", device: "torch.device", input_shape: tuple[int, ...]) -> "Engine":
-    """A bound engine by name."""
-    if name == "native":
-        from cure_ray.bounds.native import NativeEngine
+def _certify_on_ray(
+    tasks: list[_Task], store: "Store", device: "torch.device", bundles: Path, reporter: "Reporter", workers: int, threads: int,
+    gpus: float, address: str | None,
+) -> None:  # fmt: skip
+    from cure_ray.cluster import shards
+    from cure_ray.run import StoppedError, stop_on_signals
 
-        return NativeEngine(network, device)  # type: ignore[arg-type]  # it reads any nn.Module or says what it cannot read
-    if name == "auto_lirpa":
-        from cure_ray.bounds.lirpa import LirpaEngine
+    work = [
+        (shards.Subject(t.subject.network.cpu(), t.subject.samples, t.engine, t.job.seed, bundles.absolute()), t.shards) for t in tasks
+    ]
+    share = gpus if device.type == "cuda" else 0.0
+    with stop_on_signals() as stop:
+        try:
+            shards.certify_shards(store, work, workers, str(device), threads, share, address, reporter, stop)
+        except StoppedError as stopped:
+            kept = f"finished shards are kept in {store.root}"
+            raise StoppedError(f"stopped by {stopped}; {kept}; run the same command to continue.") from None
 
-        channels, height, width = input_shape
-        return LirpaEngine(network, device, (channels, height, width))
-    raise UserError(f"unknown engine {name!r}.{nearest(name, ENGINES)}")
+
+def _runs(given: list[Path] | Path, best: int) -> list[Path]:
+    """Runs and checkpoints as they are; a sweep's directory stands for its best trials. Callers in Python may pass one path."""
+    found: list[Path] = []
+    for path in [given] if isinstance(given, Path) else given:
+        if (path / "sweep.yaml").is_file():
+            from cure_ray.cluster.sweep import best_runs
+
+            found += best_runs(path, best)
+        else:
+            found.append(path)
+    return found
 
 
 # ---------------------------------------------------------------- output
@@ -190,10 +210,11 @@ def _rows(table: Any, indices: list[int]) -> Any:
 
 
 def _cross_check(
-    engine: str, subject: Subject, threats: "list[Threat]", table: Any, digest: str, indices: set[int], settings: "CascadeSettings",
+    engine: str, subject: "Subject", threats: "list[Threat]", table: Any, digest: str, indices: set[int], settings: "CascadeSettings",
     seed: int, device: "torch.device",
 ) -> None:  # fmt: skip
     from cure_ray.certify.crosscheck import cross_check
+    from cure_ray.certify.engines import make_engine
 
     other = make_engine(engine, subject.network.cpu(), device, tuple(subject.samples.images.shape[1:]))
     columns = ("checkpoint_digest", "threat", "status", "sample_index")

@@ -189,7 +189,7 @@ class Store:
     def write_witness(self, image: "np.ndarray[Any, Any]") -> str:
         """Store a counterexample and return its digest."""
         data = np.ascontiguousarray(image, dtype=np.float64)
-        digest = _witness_digest(data)
+        digest = witness_digest(data)
         name = f"witnesses/{digest}.npy"
         if not self.files.exists(name):
             buffer = io.BytesIO()
@@ -202,10 +202,11 @@ class Store:
             data: np.ndarray[Any, Any] = np.load(io.BytesIO(self.files.read_bytes(f"witnesses/{digest}.npy")), allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(f"witness {digest[:12]} of {self.root} cannot be read: {error}") from error
-        if _witness_digest(data) != digest:
+        if witness_digest(data) != digest:
             raise UserError(f"witness {digest[:12]} of {self.root} is damaged: its content has another digest")
         return data
 
 
-def _witness_digest(data: "np.ndarray[Any, Any]") -> str:
+def witness_digest(data: "np.ndarray[Any, Any]") -> str:
+    """What a counterexample is called: the hash of its type, shape and values."""
     return hashlib.sha256(f"{data.dtype}{data.shape}".encode() + data.tobytes()).hexdigest()

@@ -1,0 +1,107 @@
+"""Repair of a results store: throw away what fsck named, and compute exactly what is missing then, to the same bytes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cure_ray.attacks import AttackSettings
+from cure_ray.certify.runner import Samples
+from cure_ray.certify.settings import CascadeSettings, Job, plan
+from cure_ray.checkpoints import load_checkpoint
+from cure_ray.cluster.shards import Subject, certify_shards
+from cure_ray.config import Experiment
+from cure_ray.datasets import load_dataset
+from cure_ray.errors import UserError
+from cure_ray.norms import NORMS
+from cure_ray.results.fsck import Finding
+from cure_ray.results.store import Store
+from cure_ray.threats import Threat
+
+
+def repair_store(store: Store, findings: Sequence[Finding], workers: int, data_dir: str | Path | None, address: str | None = None) -> None:
+    """Resume is the repair: a shard that is not there is computed by the run it belongs to."""
+    for finding in findings:
+        if finding.file is not None:
+            store.discard(finding.file)
+    _drop_broken_witnesses(store)
+    for goal in store.plans():
+        if _absent(store, goal):
+            _recompute(store, goal, workers, data_dir, address)
+
+
+def _drop_broken_witnesses(store: Store) -> None:
+    """A row whose counterexample cannot be read is worth nothing: its shard goes, and the file, and both come again."""
+    for name in store.shards():
+        for digest in filter(None, store.read_shard(name).column("witness").to_pylist()):
+            try:
+                store.read_witness(digest)
+            except UserError:
+                store.discard(f"witnesses/{digest}.npy")
+                store.discard(f"verdicts/{name}")
+
+
+def _absent(store: Store, goal: Mapping[str, Any]) -> bool:
+    rows = store.read(["checkpoint_digest", "threat", "sample_index"]).to_pydict()
+    seen = set(zip(rows["checkpoint_digest"], rows["threat"], rows["sample_index"], strict=True))
+    return any((goal["checkpoint_digest"], threat, i) not in seen for threat, indices in goal["threats"].items() for i in indices)
+
+
+def _job(goal: Mapping[str, Any]) -> Job:
+    """The job a plan was written for; its hash says whether this version of the program still means the same by it."""
+    s = goal["settings"]
+    attack = AttackSettings(steps=s["attack_steps"], restarts=s["attack_restarts"])
+    settings = CascadeSettings(tuple(s["stages"]), s["seconds"], s["nodes"], attack, s["box"])
+    job = Job(
+        goal["checkpoint_digest"],
+        goal["dataset"],
+        goal["split"],
+        goal["data_digest"],
+        goal["engine"],
+        goal["engine_version"],
+        settings,
+        goal["seed"],
+        goal["union_only"],
+    )
+    if job.run_id != goal["run_id"]:
+        raise UserError(f"run {goal['run_id']} was made by another version of cure_ray: certify it again instead of repairing it")
+    return job
+
+
+def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> list[Threat]:
+    """With exact radii, from rows that are still there or from the experiment; the text of a threat is rounded."""
+    rows = store.read(["threat", "norm", "eps"]).to_pydict()
+    known = {t: Threat(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True)}
+    for norm in NORMS:
+        own = Threat(norm, experiment.threats.eps(norm)) if experiment.threats.eps(norm) > 0 else None
+        if own is not None:
+            known.setdefault(str(own), own)
+    found = []
+    for text in goal["threats"]:
+        norm_name, _, radius = text.partition("=")
+        found.append(known.get(text) or Threat(norm_name, float(radius)))
+    return found
+
+
+def _recompute(store: Store, goal: Mapping[str, Any], workers: int, data_dir: str | Path | None, address: str | None) -> None:
+    about, job = store.about(goal["checkpoint_digest"]), _job(goal)
+    where = about.get("checkpoint")
+    if where is None or not Path(where).is_dir():
+        raise UserError(
+            f"the checkpoint {goal['checkpoint_digest'][:12]} is not where it was certified ({where or 'not recorded'}): run the same "
+            "`cure-ray certify` command again, which computes what is missing"
+        )
+    loaded = load_checkpoint(where)
+    if loaded.digest != job.checkpoint_digest:
+        raise UserError(f"{where} holds another checkpoint now ({loaded.digest[:12]}, not {job.checkpoint_digest[:12]})")
+    split: Any = job.split
+    images = load_dataset(loaded.experiment.dataset.model_copy(update={"augment": False}), split, data_dir)
+    samples = Samples(job.dataset, job.split, images.pixels(), images.labels)
+    if samples.digest != job.data_digest:
+        raise UserError(f"the {job.split} images of {job.dataset} here are not those that were certified (digest {samples.digest})")
+    bundles = Path(store.root if "://" not in store.root else ".").absolute() / "soundness-failure"
+    threats = _threats(store, goal, loaded.experiment)
+    indices = sorted({i for wanted in goal["threats"].values() for i in wanted})
+    done = store.begin(job, threats, indices, about)
+    shards = plan(job, threats, indices, done, job.settings.batch)
+    certify_shards(store, [(Subject(loaded.network, samples, job.engine, job.seed, bundles), shards)], workers, address=address)
+    store.compact(job, threats)

@@ -1,0 +1,64 @@
+"""What `cure-ray certify` is pointed at: a network, its images, and what is known of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cure_ray.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cure_ray.certify.runner import Samples
+    from cure_ray.config import Certification
+    from cure_ray.threats import Threat
+
+
+class Subject:
+    """A network, its images, and what is known of it."""
+
+    def __init__(self, network: "nn.Module", digest: str, name: str, samples: "Samples", threats: "list[Threat]",
+                 defaults: "Certification | None", about: dict[str, Any]) -> None:  # fmt: skip
+        self.network, self.digest, self.name, self.samples = network, digest, name, samples
+        self.threats, self.defaults, self.about = threats, defaults, about
+
+
+def load_subject(
+    checkpoint: Path | None, network: str | None, weights: Path | None, data: Path | None, split: str, data_dir: Path | None
+) -> Subject:
+    from cure_ray.certify.foreign import load_foreign_network, load_npz
+    from cure_ray.checkpoints import load_checkpoint, state_digest
+
+    if (checkpoint is None) == (network is None):
+        raise UserError("give either a CHECKPOINT directory of `cure-ray train`, or --network package.module:factory with --data")
+    if network is not None:
+        if data is None:
+            raise UserError("--network needs --data file.npz with the images and labels to certify")
+        module = load_foreign_network(network, weights)
+        about: dict[str, Any] = {"network": network, "weights": str(weights) if weights else None, "data": str(data)}
+        name = (weights.stem if weights else network.partition(":")[2]).replace("/", "-")
+        return Subject(module, state_digest(module.state_dict()), name, load_npz(data), [], None, about)
+    from cure_ray.norms import NORMS
+    from cure_ray.threats import Threat
+
+    assert checkpoint is not None
+    loaded = load_checkpoint(checkpoint)
+    experiment = loaded.experiment
+    samples = load_npz(data) if data is not None else _dataset(experiment.dataset, split, data_dir)
+    threats = [Threat(norm, experiment.threats.eps(norm)) for norm in NORMS if experiment.threats.eps(norm) > 0]
+    about = {
+        "name": experiment.name, "method": experiment.training.method, "seed": experiment.seed, "config_hash": experiment.config_hash,
+        "epoch": loaded.epoch, "checkpoint": str(loaded.path.absolute()),
+        "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}),
+    }  # fmt: skip
+    return Subject(loaded.network, loaded.digest, experiment.name, samples, threats, experiment.certification, about)
+
+
+def _dataset(config: Any, split: str, data_dir: Path | None) -> "Samples":
+    from cure_ray.certify.runner import Samples
+    from cure_ray.datasets import load_dataset
+
+    valid = ("test", "validation", "train")
+    if split not in valid:
+        raise UserError(f"unknown split {split!r}.{nearest(split, valid)}")
+    images = load_dataset(config.model_copy(update={"augment": False}), split, data_dir)  # type: ignore[arg-type]
+    return Samples(config.name, split, images.pixels(), images.labels)

@@ -1,0 +1,87 @@
+"""Distributed certification: one table, whatever the workers and whoever dies."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from cluster_helpers import own_processes, tiny
+
+from cure_ray.certify.engines import make_engine
+from cure_ray.certify.runner import Samples
+from cure_ray.certify.settings import CascadeSettings, Job, plan
+from cure_ray.checkpoints import Checkpoint, load_checkpoint
+from cure_ray.cluster import shards
+from cure_ray.cluster.session import Session
+from cure_ray.datasets import load_dataset
+from cure_ray.errors import UserError
+from cure_ray.results.fsck import fsck
+from cure_ray.results.store import Store
+from cure_ray.run import train_run
+from cure_ray.threats import Threat
+
+THREATS = [Threat("linf", 0.02), Threat("l2", 0.1), Threat("l1", 0.2)]
+SETTINGS = CascadeSettings(("ibp", "crown-ibp", "attack", "crown"), batch=10)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return load_checkpoint(train_run(tiny(method="linf", epochs=2), tmp_path_factory.mktemp("run") / "run", quiet=True).checkpoint)
+
+
+def certify(checkpoint: Checkpoint, root: str, workers: int, count: int = 40) -> dict[str, list[object]]:
+    images = load_dataset(checkpoint.experiment.dataset, "test")
+    samples = Samples("digits", "test", images.pixels(), images.labels)
+    engine = make_engine("native", checkpoint.network, torch.device("cpu"), (1, 8, 8))
+    job = Job(checkpoint.digest, "digits", "test", samples.digest, engine.name, engine.version, SETTINGS, 0)
+    store = Store.create(root, "digits", "test", samples.digest)
+    done = store.begin(job, THREATS, range(count), {"name": "tiny"})
+    parts = plan(job, THREATS, range(count), done, 10)
+    shards.certify_shards(store, [(shards.Subject(checkpoint.network, samples, "native", 0, Path("bundles")), parts)], workers)
+    store.compact(job, THREATS)
+    assert fsck(store) == []
+    columns: dict[str, list[object]] = store.read().drop_columns(["seconds"]).to_pydict()
+    return columns
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_session: Session, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    return certify(checkpoint, str(tmp_path_factory.mktemp("one") / "store"), 1)
+
+
+def test_any_number_of_workers_and_any_kill_gives_the_same_table(
+    undisturbed: dict[str, list[object]], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    earlier = set(own_processes("ray::Worker"))
+
+    def kill_two() -> None:
+        killed: set[int] = set()
+        while len(killed) < 2:
+            for pid in set(own_processes("ray::Worker")) - killed - earlier:
+                time.sleep(0.3)
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                break
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_two, daemon=True)
+    killer.start()
+    assert certify(checkpoint, str(tmp_path / "two"), 2) == undisturbed
+    killer.join(10)
+    assert not killer.is_alive()
+    assert set(undisturbed["status"]) >= {"certified", "misclassified"}
+
+
+def test_a_store_on_an_object_store_resumes_and_matches(undisturbed: dict[str, list[object]], checkpoint: Checkpoint) -> None:
+    certify(checkpoint, "memory://certificates/a", 1, count=10)
+    assert certify(checkpoint, "memory://certificates/a", 1) == undisturbed
+
+
+def test_more_workers_than_the_cluster_holds_are_refused(ray_session: Session, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="certification needs 9 workers"):
+        certify(checkpoint, str(tmp_path / "many"), 9)
+    assert ray.is_initialized()
