@@ -30,10 +30,15 @@ def report(
     The claim, the union table with intervals and paired tests, trade-offs, stages and budgets, which norms fail together, learning
     curves, and a gallery of images with their margins and counterexamples. Every number links to the file it came from.
     """
-    from cure_ray.results.report import write_report
+    from cure_ray.results.frames import load
+    from cure_ray.results.report.build import report_path, write_loaded
+    from cure_ray.results.tables import compact_table
 
     for folder in runs:
         if not folder.is_dir():
             raise typer.BadParameter(f"{folder} is not a directory", param_hint="--runs")
-    path = write_report(directory, out, data_dir, threat, checkpoint, runs, images)
+    loaded = load(directory, threat, checkpoint, runs)
+    print("certified accuracy in %, 95 % Wilson intervals")
+    print(compact_table(loaded.study).to_string(index=False))
+    path = write_loaded(loaded, report_path(directory, out), data_dir, runs, images)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

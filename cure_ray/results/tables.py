@@ -235,3 +235,22 @@ def failure_patterns(entry: Entry) -> pd.DataFrame:
         count = int((failed == np.array(pattern)).all(1).sum())
         rows.append(dict(zip(names, pattern, strict=True)) | {"samples": count})
     return pd.DataFrame(rows).sort_values("samples", ascending=False, ignore_index=True, kind="stable")
+
+
+def compact_table(study: Study) -> pd.DataFrame:
+    """The union table as people read it: `value [low, high]`, and ` ± deviation` where there are several seeds."""
+    table = seed_table(study)
+    metrics = [c for c in table.columns if f"{c}_low" in table.columns] + [c for c in ("gcr_geo", "gcr_all") if c in table]
+    metrics.sort(key=lambda c: (c == "union", c == "union_linf_l2"))
+    out = table[["setting", "method", "seeds", "n"]].copy()
+    for m in metrics:
+        out[m.removeprefix("cert_")] = [_cell(row, m) for row in table.to_dict("records")]
+    return out if len(study.settings) > 1 else out.drop(columns="setting")
+
+
+def _cell(row: dict[Any, Any], metric: str) -> str:
+    if pd.isna(row.get(metric)):
+        return "-"
+    spread = f" ± {row[f'{metric}_sd']:.1f}" if row["seeds"] > 1 else ""
+    interval = f" [{row[f'{metric}_low']:.1f}, {row[f'{metric}_high']:.1f}]" if f"{metric}_low" in row else ""
+    return f"{row[metric]:.1f}{spread}{interval}"

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import STATUSES
-from cure_ray.results.frames import load
+from cure_ray.results.frames import Loaded, load
 from cure_ray.results.report import sources
 from cure_ray.results.report.gallery import cards
 from cure_ray.results.report.sections import duration, first_seeds, make_setting
@@ -58,14 +58,17 @@ def write_report(
     images: int = 24,
 ) -> Path:
     """Write the report of everything below `source`; returns its path. UserError where the results do not allow one."""
-    loaded = load(source, threats, checkpoints, runs)
-    target = _target(source, out)
+    return write_loaded(load(source, threats, checkpoints, runs), report_path(source, out), data_dir, runs, images)
+
+
+def write_loaded(loaded: Loaded, target: Path, data_dir: Path | None = None, runs: Sequence[Path] = (), images: int = 24) -> Path:
+    """The same from results that are loaded already."""
     settings = [make_setting(loaded, loaded.study, name) for name in loaded.study.settings]
     galleries = []
     for setting in settings:
         own = first_seeds(loaded.study.within(setting.name))
         galleries.append(cards(loaded, own[:_GALLERY_METHODS], setting.best, data_dir, images))
-    roots = [p for p in (Path(str(s)) for s in ([source] if isinstance(source, str | Path) else source)) if p.is_dir()]
+    roots = [loaded.study.source] if loaded.study.source else []
     html = (
         _environment()
         .get_template("report.html")
@@ -91,14 +94,14 @@ def write_report(
     return target
 
 
-def _target(source: str | Path | Sequence[str | Path], out: Path | None) -> Path:
+def report_path(source: str | Path | Sequence[str | Path], out: Path | None) -> Path:
     if out is not None:
         return out / FILE if out.is_dir() else out
     first = source if isinstance(source, str | Path) else source[0]
     return Path(FILE) if "://" in str(first) else Path(first) / FILE
 
 
-def _shard_links(loaded: Any, target: Path) -> dict[tuple[str, str], str]:
+def _shard_links(loaded: Loaded, target: Path) -> dict[tuple[str, str], str]:
     """(checkpoint, threat) -> the one file its numbers come from, where it is one; several are listed under Sources."""
     links = {}
     for entry in loaded.study.entries:

@@ -1,0 +1,26 @@
+"""Geometric and patch tables (12.2): certified accuracy per perturbation, and their means gcr_geo and gcr_all.
+
+python analysis/geometric_table.py STORE --out analysis/out
+"""
+
+from cure_ray.results.outputs import Analysis, script
+from cure_ray.results.tables import seed_table
+
+
+def main(analysis: Analysis) -> None:
+    """Geometric and patch tables."""
+    threats = dict.fromkeys(t.name for e in analysis.study.entries for t in e.everything.family("geometric", "patch"))
+    if not threats:
+        analysis.missing("verdicts for geometric perturbations and patches: certify a checkpoint for them first")
+        return
+    table = seed_table(analysis.study)
+    columns = [c for c in (*(f"cert_{t}" for t in threats), "gcr_geo", "gcr_all") if c in table]
+    analysis.table(
+        "geometric_table",
+        table[["setting", "method", "seeds", *columns]],
+        "Certified accuracy (%) against geometric perturbations and patches",
+    )
+
+
+if __name__ == "__main__":
+    script(main)
