@@ -60,7 +60,8 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_there_is_a_script_for_every_table_and_figure() -> None:
     assert SCRIPTS == [
         "alpha_curve", "ba_gp_ablation", "beta_curve", "bound_differences", "cifar100_table", "decomposition", "eta_curve",
-        "geometric_table", "l2_training", "lambda2_curve", "main_table", "paper_comparison", "runtime_table", "trade_off_bars", "varying_eps",
+        "geometric_table", "l2_training", "lambda2_curve", "main_table", "paper_comparison", "runtime_table", "trade_off_bars",
+        "varying_eps",
     ]  # fmt: skip
 
 

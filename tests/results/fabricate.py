@@ -1,6 +1,7 @@
 """Made-up verdict tables with the store's columns, for tests of everything behind the store."""
 
 import hashlib
+from collections import defaultdict
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ def verdicts(
 ) -> pd.DataFrame:
     """Random but complete: every run has every sample under every threat."""
     rng = np.random.default_rng(seed)
-    parts = []
+    parts: dict[str, list[object]] = defaultdict(list)
     for run in runs:
         label = rng.integers(0, 10, n)
         predicted = np.where(rng.random(n) < 0.9, label, (label + 1) % 10)
@@ -40,40 +41,39 @@ def verdicts(
             weights = np.array([certified, *[(1 - certified) / 5] * 5])
             status = np.where(predicted != label, "misclassified", rng.choice(STATUSES, n, p=weights))
             pick = rng.random(n)
-            stage = [STAGE_OF[s][int(u * len(STAGE_OF[s]))] for s, u in zip(status, pick, strict=True)]
             margin = np.where(status == "certified", rng.random(n), -rng.random(n))
             attacked = np.isin(status, ["falsified", "unknown", "timeout"])
-            parts.append(
-                pd.DataFrame(
-                    {
-                        "schema_version": 1,
-                        "run_id": digest(run)[:16],
-                        "checkpoint_digest": digest(run),
-                        "dataset": dataset,
-                        "split": "test",
-                        "sample_index": np.arange(n),
-                        "label": label,
-                        "predicted": predicted,
-                        "family": "lp",
-                        "threat": f"{norm}={eps:g}",
-                        "norm": norm,
-                        "eps": eps,
-                        "status": status,
-                        "stage": stage,
-                        "margin_lb": np.where(status == "misclassified", np.nan, margin),
-                        "attack_margin": np.where(attacked, np.where(status == "falsified", -0.1, 0.1), np.nan),
-                        "witness": None,
-                        "seconds": rng.random(n) / 10,
-                        "engine": "native",
-                        "engine_version": "1",
-                        "seed": 0,
-                        "stages": "ibp,crown-ibp,attack,crown,alpha-crown,branch-and-bound",
-                        "budget_seconds": 1.0,
-                        "budget_nodes": 100,
-                        "box": True,
-                        "nodes": 0,
-                        "message": None,
-                    }
-                )
-            )
-    return pd.concat(parts, ignore_index=True)
+            columns = {
+                "run_id": np.full(n, digest(run)[:16]),
+                "checkpoint_digest": np.full(n, digest(run)),
+                "sample_index": np.arange(n),
+                "label": label,
+                "predicted": predicted,
+                "threat": np.full(n, f"{norm}={eps:g}"),
+                "norm": np.full(n, norm),
+                "eps": np.full(n, eps),
+                "status": status,
+                "stage": np.array([STAGE_OF[s][int(u * len(STAGE_OF[s]))] for s, u in zip(status, pick, strict=True)]),
+                "margin_lb": np.where(status == "misclassified", np.nan, margin),
+                "attack_margin": np.where(attacked, np.where(status == "falsified", -0.1, 0.1), np.nan),
+                "seconds": rng.random(n) / 10,
+            }
+            for name, values in columns.items():
+                parts[name].append(values)
+    frame = pd.DataFrame({name: np.concatenate(values) for name, values in parts.items()})
+    return frame.assign(
+        schema_version=1,
+        dataset=dataset,
+        split="test",
+        family="lp",
+        witness=None,
+        engine="native",
+        engine_version="1",
+        seed=0,
+        stages="ibp,crown-ibp,attack,crown,alpha-crown,branch-and-bound",
+        budget_seconds=1.0,
+        budget_nodes=100,
+        box=True,
+        nodes=0,
+        message=None,
+    )
