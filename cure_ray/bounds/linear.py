@@ -128,15 +128,19 @@ class Ascent:
 
 
 def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], relaxations: list[Relaxation], C_BSK: Tensor) -> Tensor:
-    """CROWN with adaptive and with zero lower slopes, whichever is better: neither dominates, and neither is monotone."""
-    adaptive = [r.adaptive_BN for r in relaxations]
-    zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in relaxations]
+    """CROWN with adaptive lower slopes and, for samples these leave open, also with zero slopes: neither dominates."""
     A_BSN, b_BS, guard_BS = start_rows(net, C_BSK)
     if net.gamma:
         b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].upper_BN.clamp_min(0)))
     layers = net.layers[:-1]
-    values = [evaluate(layers, relaxations, domain, A_BSN, b_BS, s, net.gamma).value_BS for s in (adaptive, zero)]
-    return torch.maximum(*values)
+    value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, [r.adaptive_BN for r in relaxations], net.gamma).value_BS
+    left = (~(value_BS > 0).all(1)).nonzero(as_tuple=True)[0]
+    if len(left):
+        some = relaxations if len(left) == len(value_BS) else [r.select(left) for r in relaxations]
+        zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in some]
+        other = evaluate(layers, some, domain.select(left), A_BSN[left], b_BS[left], zero, net.gamma).value_BS
+        value_BS[left] = torch.maximum(value_BS[left], other)
+    return value_BS
 
 
 def with_alphas(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_R1K: Tensor, alphas: list[Tensor]) -> Tensor:
