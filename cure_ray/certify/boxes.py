@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cure_ray.bounds.domain import Domain
 from cure_ray.bounds.engine import Stage
-from cure_ray.bounds.native import NativeEngine, NativeProblem
+from cure_ray.bounds.native import NativeEngine
+from cure_ray.bounds.problem import NativeProblem
 from cure_ray.threats import Threat
 
 # The engine reads a magnitude bound |x| + eps off the threat; pixels lie in [0, 1], so 1 covers every box.

@@ -1,5 +1,6 @@
 """Threats of every family as one list: `linf=0.1,R(10),patch=2x2` read, and each sent to the procedure that proves it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -8,9 +9,10 @@ from torch import Tensor, nn
 
 from cure_ray.bounds.engine import Engine, Stage
 from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.cascade import Outcome
+from cure_ray.certify.cascade import Certifier, Outcome
 from cure_ray.certify.geometric import GeometricSettings, certify_geometric, check_budget
 from cure_ray.certify.patch import Patch, certify_patch, parse_patch
+from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import Transformation, is_geometric, parse_transformation
 from cure_ray.errors import UserError
 from cure_ray.threats import Threat
@@ -52,7 +54,7 @@ def parse_any_threats(text: str, dataset: str, image_shape: Sequence[int]) -> li
     for part in split_threats(text):
         if part.startswith("patch"):
             found.append(parse_patch(part, (image_shape[-2], image_shape[-1])))
-        elif is_geometric(part):
+        elif is_geometric(part) and not part.startswith("l"):  # linf:0.1 is a norm misspelt
             found.append(parse_transformation(part, dataset))
         else:
             found.append(_ball(part))
@@ -66,7 +68,7 @@ def parse_any_threats(text: str, dataset: str, image_shape: Sequence[int]) -> li
 def _ball(part: str) -> Threat:
     norm, _, radius = part.partition("=")
     try:
-        eps = float(Fraction(radius.strip()))
+        eps = float(Fraction(radius.strip())) if "/" in radius else float(radius)
     except (ValueError, ZeroDivisionError):
         raise UserError(f"--threats: {part!r} is not like linf=0.1 or linf=8/255") from None
     return Threat(norm.strip(), eps)  # type: ignore[arg-type]  # Threat checks the name itself
@@ -84,11 +86,24 @@ def enabled_stages(threat: AnyThreat, cascade: Sequence[str]) -> tuple[str, ...]
     return ("ibp", *(s for s in cascade if s in usable and s != "ibp"))
 
 
-def check_affordable(threats: Sequence[AnyThreat], images: int, yes: bool) -> None:
+def check_affordable(threats: Sequence[AnyThreat], union_only: bool, images: int, yes: bool) -> None:
     """Before anything starts: refuse grids nobody meant, unless confirmed."""
     for threat in threats:
+        if union_only and not isinstance(threat, Threat):
+            raise UserError(f"--union-only is about norms; certify {threat} without it")
         if isinstance(threat, Transformation):
             check_budget(threat, images, GeometricSettings(yes=yes))
+
+
+def certify_any(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: AnyThreat, indices: Sequence[int]) -> list[Outcome]:
+    """The cascade for balls; bisection or windows for the other families."""
+    if isinstance(threat, Threat):
+        return certifier.certify(x_BCHW, y_B, threat, indices)
+    c = certifier
+    outcomes = certify_perturbed(c.engine, c.network, x_BCHW, y_B, threat, c.settings.stages, c.seed, indices, c.bundles)
+    for stage, decided in Counter(o.stage if o.status != Status.UNKNOWN else "open" for o in outcomes).items():
+        c.progress(stage, decided)
+    return outcomes
 
 
 def certify_perturbed(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cure_ray.certify.cascade import Certifier, Outcome
+from cure_ray.certify.perturbations import AnyThreat, certify_any, enabled_stages, family
 from cure_ray.certify.settings import Job, Shard
 from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
-from cure_ray.threats import Threat
 
 SaveWitness = Callable[[Tensor], str]  # stores an image, returns its digest
 
@@ -42,7 +42,7 @@ def certify_shard(certifier: Certifier, shard: Shard, samples: Samples, save_wit
     if shard.job.union_only:
         found = certifier.certify_union(x, y, shard.threats, shard.indices)
     else:
-        found = [certifier.certify(x, y, threat, shard.indices) for threat in shard.threats]
+        found = [certify_any(certifier, x, y, threat, shard.indices) for threat in shard.threats]
     return [
         to_verdict(shard.job, threat, index, outcome, save_witness)
         for threat, outcomes in zip(shard.threats, found, strict=True)
@@ -50,11 +50,12 @@ def certify_shard(certifier: Certifier, shard: Shard, samples: Samples, save_wit
     ]
 
 
-def to_verdict(job: Job, threat: Threat, index: int, outcome: Outcome, save_witness: SaveWitness) -> Verdict:
+def to_verdict(job: Job, threat: AnyThreat, index: int, outcome: Outcome, save_witness: SaveWitness) -> Verdict:
     """An outcome as a row. The witness is stored first, so that no row ever points to a file that is not there."""
     falsified = outcome.status == Status.FALSIFIED
     if outcome.status is None or (falsified and outcome.witness is None):
         raise RuntimeError(f"sample {index} left the cascade undecided")
+    stages = enabled_stages(threat, job.settings.stages)
     margins = () if outcome.margins is None else tuple(outcome.margins.tolist())
     return Verdict(
         schema_version=SCHEMA_VERSION,
@@ -65,7 +66,7 @@ def to_verdict(job: Job, threat: Threat, index: int, outcome: Outcome, save_witn
         sample_index=index,
         label=outcome.label,
         predicted=outcome.predicted,
-        family="lp",
+        family=family(threat),
         threat=str(threat),
         norm=threat.norm,
         eps=threat.eps,
@@ -79,8 +80,8 @@ def to_verdict(job: Job, threat: Threat, index: int, outcome: Outcome, save_witn
         engine=job.engine,
         engine_version=job.engine_version,
         seed=job.seed,
-        stages=",".join(job.settings.stages),
-        budget_seconds=job.settings.seconds if "branch-and-bound" in job.settings.stages else 0.0,
+        stages=",".join(stages),
+        budget_seconds=job.settings.seconds if "branch-and-bound" in stages else 0.0,
         budget_nodes=job.settings.nodes,
         box=job.settings.box,
         nodes=outcome.nodes,

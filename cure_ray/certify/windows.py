@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.compiled import Affine, Compiled
+from cure_ray.bounds.affine import Affine
+from cure_ray.bounds.compiled import Compiled
 from cure_ray.bounds.relaxation import margin_rows, start_rows
 from cure_ray.errors import UserError
 

@@ -22,7 +22,9 @@ def certify(
     checkpoint: Annotated[
         list[Path] | None, typer.Argument(help="Runs or checkpoints of `cure-ray train`, or a directory of `cure-ray sweep` (its best).")
     ] = None,
-    threats: Annotated[str | None, typer.Option(help="Radii in pixels, e.g. linf=8/255,l2=0.5,l1=1.0; default: the experiment's.")] = None,
+    threats: Annotated[
+        str | None, typer.Option(help="E.g. linf=8/255,l2=0.5 (radii in pixels), R(10), patch=2x2; default: the radii of the experiment.")
+    ] = None,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     samples: Annotated[int | None, typer.Option(min=1, help="How many images; default: the experiment's, or all of --data.")] = None,
     out: Annotated[str | None, typer.Option(help="Results directory or fsspec URI; default certificates/NAME-DIGEST.")] = None,
@@ -34,6 +36,7 @@ def certify(
     no_box: Annotated[bool, typer.Option("--no-box", help="Bound the whole ball, not ball∩[0,1]: looser, as other tools do.")] = False,
     network: Annotated[str | None, typer.Option(help="package.module:factory of a network trained elsewhere.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its weights: .safetensors, or .pt with plain tensors.")] = None,
+    onnx: Annotated[Path | None, typer.Option("--onnx", help="A sequential network as an ONNX file; needs --data.")] = None,
     data: Annotated[Path | None, typer.Option(help=".npz with `images` (N,C,H,W; uint8 or floats in [0,1]) and `labels`.")] = None,
     cross_check: Annotated[str | None, typer.Option("--cross-check", help="Re-derive some certificates with this engine.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Allow results of several checkpoints in one --out.")] = False,
@@ -44,23 +47,25 @@ def certify(
     gpus_per_worker: Annotated[float, typer.Option(min=0, help="GPUs per worker with --device cuda; fractions allowed.")] = 1.0,
     address: Annotated[str | None, typer.Option(help="A running Ray cluster; default: RAY_ADDRESS, else this machine.")] = None,
     best: Annotated[int, typer.Option(min=1, help="How many of a sweep's best trials.")] = 1,
+    yes: Annotated[bool, typer.Option("--yes", help="Start geometric grids of any size.")] = False,
     data_dir: DataDirOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the table.")] = False,
 ) -> None:
-    """Certify a network for l_inf, l2, l1 and their union.
+    """Certify a network for l_inf, l2, l1 and their union, geometric transformations and patches.
 
     Every sample ends as certified (proven), falsified (with a stored witness), unknown, timeout, oom, error or misclassified;
     `OUT/verdicts/*.parquet` says which stage decided and how far each margin is proven (docs/results-schema.md). Finished work is
     kept: the same command continues where it stopped.
 
-    Examples: `cure-ray certify runs/smoke --samples 100`,
+    Examples: `cure-ray certify runs/smoke --samples 100`, `cure-ray certify runs/smoke --threats "R(10);Tu(1),Tv(1);patch=2x2"`,
     `cure-ray certify --network my.nets:resnet --weights w.safetensors --data test.npz --threats linf=2/255 --engine auto_lirpa`.
     """
     import torch
 
     from cure_ray import seeding
     from cure_ray.certify.foreign import check_samples
-    from cure_ray.commands.certify_options import cascade_settings, parse_threats
+    from cure_ray.certify.perturbations import check_affordable, parse_any_threats
+    from cure_ray.commands.certify_options import cascade_settings
     from cure_ray.commands.certify_reporter import Reporter
     from cure_ray.commands.certify_subject import load_subject
     from cure_ray.results.store import Store
@@ -72,8 +77,10 @@ def certify(
     tasks: list[_Task] = []
     root = out
     for run in runs:
-        subject = load_subject(run, network, weights, data, split, data_dir)
-        chosen = parse_threats(threats) if threats else subject.threats
+        subject = load_subject(run, network, weights, data, split, data_dir, onnx)
+        shape, name = subject.samples.images.shape[1:], subject.samples.dataset
+        chosen: list[Any] = [*parse_any_threats(threats, name, shape)] if threats else [*subject.threats]
+        check_affordable(chosen, union_only, samples or (subject.defaults.samples if subject.defaults else len(subject.samples)), yes)
         if not chosen:
             raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
         check_samples(subject.samples, subject.network)
@@ -94,7 +101,7 @@ def certify(
         store.compact(task.job, task.threats)
     table = store.read()
     for task in tasks:
-        names = sorted((str(t) for t in task.threats), key=lambda name: ("linf", "l2", "l1").index(name.split("=")[0]))
+        names = sorted((str(t) for t in task.threats), key=lambda name: {"linf": 0, "l2": 1, "l1": 2}.get(name.split("=")[0], 3))
         if len(tasks) > 1:
             print(f"\n{task.subject.name} ({task.job.checkpoint_digest[:12]})")
         print(summary(table.filter(_rows(table, task.indices)), task.job.checkpoint_digest, names))
@@ -215,11 +222,12 @@ def _cross_check(
 ) -> None:  # fmt: skip
     from cure_ray.certify.crosscheck import cross_check
     from cure_ray.certify.engines import make_engine
+    from cure_ray.threats import Threat
 
     other = make_engine(engine, subject.network.cpu(), device, tuple(subject.samples.images.shape[1:]))
     columns = ("checkpoint_digest", "threat", "status", "sample_index")
     rows = list(zip(*(table.column(c).to_pylist() for c in columns), strict=True))
-    for threat in threats:
+    for threat in (t for t in threats if isinstance(t, Threat)):
         certified = [i for d, t, s, i in rows if d == digest and t == str(threat) and s == "certified" and i in indices]
         if certified:
             print(cross_check(other, subject.samples, threat, certified, settings, seed))

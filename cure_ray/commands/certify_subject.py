@@ -23,13 +23,18 @@ class Subject:
 
 
 def load_subject(
-    checkpoint: Path | None, network: str | None, weights: Path | None, data: Path | None, split: str, data_dir: Path | None
-) -> Subject:
+    checkpoint: Path | None, network: str | None, weights: Path | None, data: Path | None, split: str, data_dir: Path | None,
+    onnx: Path | None = None,
+) -> Subject:  # fmt: skip
     from cure_ray.certify.foreign import load_foreign_network, load_npz
     from cure_ray.checkpoints import load_checkpoint, state_digest
 
-    if (checkpoint is None) == (network is None):
-        raise UserError("give either a CHECKPOINT directory of `cure-ray train`, or --network package.module:factory with --data")
+    if (checkpoint is not None) + (network is not None) + (onnx is not None) != 1:
+        raise UserError(
+            "give either a CHECKPOINT directory of `cure-ray train`, or --network package.module:factory, or --onnx net.onnx, with --data"
+        )
+    if onnx is not None:
+        return _from_onnx(onnx, data)
     if network is not None:
         if data is None:
             raise UserError("--network needs --data file.npz with the images and labels to certify")
@@ -51,6 +56,19 @@ def load_subject(
         "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}),
     }  # fmt: skip
     return Subject(loaded.network, loaded.digest, experiment.name, samples, threats, experiment.certification, about)
+
+
+def _from_onnx(onnx: Path, data: Path | None) -> Subject:
+    from cure_ray.certify.foreign import load_npz
+    from cure_ray.checkpoints import state_digest
+    from cure_ray.export import load_onnx
+
+    if data is None:
+        raise UserError("--onnx needs --data file.npz with the images and labels to certify")
+    samples = load_npz(data)
+    channels, height, width = samples.images.shape[1:]
+    network = load_onnx(onnx, (channels, height, width))
+    return Subject(network, state_digest(network.state_dict()), onnx.stem, samples, [], None, {"onnx": str(onnx), "data": str(data)})
 
 
 def _dataset(config: Any, split: str, data_dir: Path | None) -> "Samples":

@@ -23,8 +23,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType, bool, str], ...] = (
      "Class of the unperturbed image, from a float64 replay on the CPU; -1 if it could not be computed or was not needed."),
     ("family", pa.string(), False, "Kind of threat: lp, geometric or patch."),
     ("threat", pa.string(), False, "The threat, readable, e.g. l2=0.5. Radii are in pixel units, images lie in [0, 1]."),
-    ("norm", pa.string(), False, "linf, l2 or l1 (family lp)."),
-    ("eps", pa.float64(), False, "Radius in pixel units, exact."),
+    ("norm", pa.string(), False, "linf, l2 or l1 (family lp); geometric or patch."),
+    ("eps", pa.float64(), False, "Radius in pixel units, exact; 0 for transformations and patches."),
     ("status", pa.string(), False,
      "certified, falsified, unknown, timeout, oom, error or misclassified. Only certified counts as robust."),
     ("stage", pa.string(), False,
@@ -45,8 +45,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType, bool, str], ...] = (
     ("budget_seconds", pa.float64(), False, "Branch-and-bound time per sample and threat; 0 means it did not run."),
     ("budget_nodes", pa.int64(), False, "Branch-and-bound sub-problems per sample and threat."),
     ("box", pa.bool_(), False, "Whether bounds used the image domain [0, 1] besides the ball."),
-    ("nodes", pa.int64(), False, "Sub-problems branch and bound solved for this row."),
-    ("message", pa.string(), True, "What went wrong, for status error and oom."),
+    ("nodes", pa.int64(), False, "Sub-problems branch and bound solved; parameter boxes or patch positions bounded."),
+    ("message", pa.string(), True, "What went wrong, for status error and oom; where a transformation or patch falsifies."),
 )  # fmt: skip
 
 SCHEMA = pa.schema(

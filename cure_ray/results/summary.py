@@ -11,7 +11,8 @@ from cure_ray.certify.verdict import SKIPPED, Status
 from cure_ray.errors import UserError
 from cure_ray.results.statistics import wilson
 
-_NAMES = {"linf": "l_inf", "l2": "l2", "l1": "l1"}
+_FAILED = (Status.ERROR, Status.OOM)
+_NAMES = {"linf": "l_inf ", "l2": "l2 ", "l1": "l1 ", "patch": "patch "}
 
 
 def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> str:
@@ -33,20 +34,32 @@ def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> 
     lines.append(["clean", *_share(clean, n), *([""] * len(used))])
     for threat in threats:
         by_stage = [sum(_certified(cells[threat][i], used[: k + 1]) for i in samples) for k in range(len(used))]
-        name = _NAMES.get(cells[threat][samples[0]]["norm"], "") + " " + threat.split("=", 1)[-1]
+        name = _NAMES.get(cells[threat][samples[0]]["norm"], "") + threat.split("=", 1)[-1]
         if skipped:  # rows of other threats were skipped: the count says nothing about this norm alone
             lines.append([name, "-", "not computed", *(["-"] * len(used))])
         else:
             total = sum(_certified(cells[threat][i], None) for i in samples)
             lines.append([name, *_share(total, n), *(f"{100 * k / n:.1f} %" for k in by_stage)])
-    union = [sum(all(_certified(cells[t][i], used[: k + 1]) for t in threats) for i in samples) for k in range(len(used))]
-    both = sum(all(_certified(cells[t][i], None) for t in threats) for i in samples)
-    lines.append(["union", *_share(both, n), *(f"{100 * k / n:.1f} %" for k in union)])
+    balls = [t for t in threats if cells[t][samples[0]]["family"] == "lp"]
+    union = [sum(all(_certified(cells[t][i], used[: k + 1]) for t in balls) for i in samples) for k in range(len(used))]
+    both = sum(all(_certified(cells[t][i], None) for t in balls) for i in samples)
+    if balls:
+        lines.append(["union", *_share(both, n), *(f"{100 * k / n:.1f} %" for k in union)])
+    lines += _generalised(cells, [t for t in threats if t not in balls], samples, len(used))
     counts = [f"{t}: " + ", ".join(f"{s} {c}" for s, c in _statuses(cells[t].values())) for t in threats]
-    troubles = [f"{r['status']}: sample {r['sample_index']}, {r['threat']}, at {r['stage']}: {r['message']}" for r in rows if r["message"]]
+    failed = [r for r in rows if r["message"] and r["status"] in _FAILED]
+    troubles = [f"{r['status']}: sample {r['sample_index']}, {r['threat']}, at {r['stage']}: {r['message']}" for r in failed]
     if len(troubles) > 3:
         troubles = [*troubles[:3], f"... and {len(troubles) - 3} more (column `message`)"]
     return "\n".join([f"{n} samples", *_aligned(lines), *counts, *troubles])
+
+
+def _generalised(cells: dict[str, dict[int, dict[str, Any]]], threats: Sequence[str], samples: Sequence[int], used: int) -> list[list[str]]:
+    """gcr_geo, the mean over the transformations, and gcr_all with the patches (docs/algorithms.md 1.3)."""
+    shares = {t: sum(_certified(cells[t][i], None) for i in samples) / len(samples) for t in threats}
+    geometric = [v for t, v in shares.items() if cells[t][samples[0]]["family"] == "geometric"]
+    means = {"gcr_geo": geometric, "gcr_all": list(shares.values()) if len(shares) > len(geometric) else []}
+    return [[name, f"{100 * sum(v) / len(v):.1f} %", "", *([""] * used)] for name, v in means.items() if v]
 
 
 def _certified(row: dict[str, Any], stages: Sequence[str] | None) -> bool:

@@ -43,5 +43,10 @@ def test_rows_record_only_the_stages_that_can_decide_them() -> None:
 def test_grids_over_the_budget_are_refused_before_anything_starts() -> None:
     big = parse_transformation("R(10)", "cifar10")
     with pytest.raises(UserError, match="--yes"):
-        check_affordable([Threat("l2", 1.0), big], 1000, False)
-    check_affordable([big], 1000, True)
+        check_affordable([Threat("l2", 1.0), big], False, 1000, False)
+    check_affordable([big], False, 1000, True)
+
+
+def test_union_only_is_refused_for_other_families() -> None:
+    with pytest.raises(UserError, match="about norms"):
+        check_affordable([Patch()], True, 10, False)
