@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from cure_ray.commands import certify, data, export, fsck, report, show, status, sweep, train
+from cure_ray.commands import certify, data, doctor, export, fsck, quickstart, report, show, status, submit, sweep, train
 from cure_ray.errors import SoundnessError, UserError
 
 app = typer.Typer(
@@ -16,11 +16,14 @@ app = typer.Typer(
     help="Train networks that are provably robust to several norms at once, certify them, and read the tables.\n\n"
     "Start with `cure-ray quickstart`, then `cure-ray train smoke --set training.method=max`.",
 )
+app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("certify")(certify.certify)
 app.command("fsck")(fsck.fsck)
 app.command("sweep")(sweep.sweep)
 app.command("status")(status.status)
+app.command("submit")(submit.submit)
+app.command("doctor")(doctor.doctor)
 app.command("data")(data.data)
 app.command("export")(export.export)
 app.command("report")(report.report)
