@@ -224,10 +224,20 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return data
 
 
+def _check_dimensions(space: Any) -> None:
+    """Each on its own: pydantic's sentence about a key in a mapping of models does not name the right one."""
+    for path, entry in space.items() if isinstance(space, dict) else ():
+        try:
+            Dimension.model_validate(entry)
+        except ValidationError as error:
+            raise UserError(f"space: {path}: {explain(error, Dimension)}") from None
+
+
 def load_sweep(path: str | Path) -> Sweep:
     """A checked sweep from its file: every end of its space is a valid experiment."""
     data = _read_mapping(Path(path))
     try:
+        _check_dimensions(data.get("space"))
         try:
             sweep = Sweep.model_validate(data)
         except ValidationError as error:

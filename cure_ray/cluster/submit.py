@@ -1,0 +1,103 @@
+"""Submit a sweep to a cluster through Ray's Jobs API, and follow it; the job does not need us, so losing us costs nothing."""
+
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cure_ray.cluster.space import load_sweep
+from cure_ray.errors import UserError
+
+PATIENCE = 60.0  # seconds a starting head may take to accept jobs
+# What must not travel: Ray refuses a working directory of more than 500 MB, and results have their own place.
+EXCLUDES = (
+    ".git", ".venv", "**/__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info", "build", "dist",
+    "data", "runs", "sweeps-out", "certificates",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Submitted:
+    address: str
+    job_id: str
+
+    @property
+    def follow_command(self) -> str:
+        return f"ray job logs --address {self.address} --follow {self.job_id}"
+
+
+def _client(address: str) -> Any:
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"no Ray dashboard answers at {address} ({reason}). Is the tunnel open (`ray dashboard cluster.yaml`)? With token "
+            "authentication the same token must be here (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token)."
+        ) from None
+
+
+def project_root(sweep: Path) -> Path:
+    """The directory to ship: the nearest one above the sweep that holds the package, else the sweep's own."""
+    for parent in sweep.absolute().parents:
+        if (parent / "cure_ray" / "__init__.py").is_file():
+            return parent
+    return sweep.absolute().parent
+
+
+def entrypoint(sweep: Path, root: Path, out: str | None, data_dir: str | None) -> str:
+    """The command the cluster runs; paths in it are the cluster's."""
+    words = ["python", "-m", "cure_ray", "sweep", str(sweep.absolute().relative_to(root)), "--address", "auto"]
+    words += ["--out", out] if out else []
+    words += ["--data-dir", data_dir] if data_dir else []
+    return shlex.join(words)
+
+
+def submit_sweep(sweep: Path, address: str, out: str | None = None, data_dir: str | None = None) -> Submitted:
+    """Check the sweep here, ship the code, start it there. `out` should be a path all nodes share; it must not be relative."""
+    name = load_sweep(sweep).name
+    if out is None or not os.path.isabs(out):
+        raise UserError(
+            f"--out {out or '(not given)'}: on a cluster the sweep's directory must be an absolute path that every node sees, for example "
+            "/shared/sweeps/mnist; a relative one would vanish with the job's copy of the working directory"
+        )
+    client, root = _client(address), project_root(sweep)
+    environment = {
+        "working_dir": str(root),
+        "excludes": list(EXCLUDES),
+        "env_vars": {"PYTHONPATH": ".", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"},
+    }
+    for name_of_logger in ("ray", "ray.dashboard.modules.dashboard_sdk"):
+        logging.getLogger(name_of_logger).setLevel(logging.ERROR)  # they list every file they leave out
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            command = entrypoint(sweep, root, out, data_dir)
+            return Submitted(address, client.submit_job(entrypoint=command, runtime_env=environment, metadata={"cure_ray_sweep": name}))
+        except (RuntimeError, ValueError) as error:
+            if "try again later" not in str(error) or time.monotonic() > deadline:  # a head that has just started says so
+                raise UserError(f"the cluster at {address} did not take the job: {str(error).strip().splitlines()[0]}") from None
+            time.sleep(2)
+
+
+def follow(job: Submitted, say: Callable[[str], None], seconds: float = 1.0) -> str:
+    """Print the job's output until it ends; returns its final state. Interrupting this leaves the job alone."""
+    client, shown = _client(job.address), 0
+    while True:
+        state = str(client.get_job_status(job.job_id).value)
+        try:
+            logs = client.get_job_logs(job.job_id)
+        except RuntimeError:  # not there yet
+            logs = ""
+        if len(logs) > shown:
+            say(logs[shown:].rstrip("\n"))
+            shown = len(logs)
+        if state in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return state
+        time.sleep(seconds)

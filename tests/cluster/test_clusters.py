@@ -1,0 +1,154 @@
+"""Clusters: the files that ship, a job on a real head with tokens, the doctor, and who listens where."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+from cluster_helpers import own_processes
+
+from cure_ray.cluster.doctor import diagnose
+from cure_ray.cluster.session import Session
+from cure_ray.cluster.submit import EXCLUDES, entrypoint, project_root, submit_sweep
+from cure_ray.cluster.validate import validate_cluster
+from cure_ray.config import resolve
+from cure_ray.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "deploy/on-premise.yaml"])
+def test_cluster_files_are_accepted_by_ray_and_closed_to_the_world(name: str) -> None:
+    validate_cluster(ROOT / name, ray.__version__)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("  region: us-east-1\n", "", "region is missing"),
+        (f"ray:{ray.__version__}-py311", "ray:2.9.0-py311", "not of Ray"),
+        ("RAY_AUTH_MODE=token", "RAY_AUTH_MODE=disabled", "token"),
+        ("--dashboard-host=127.0.0.1", "--dashboard-host=0.0.0.0", "loopback"),
+        ("idle_timeout_minutes", "idle_timeout_minuets", "Ray refuses"),
+    ],
+)
+def test_a_spoilt_cluster_file_is_refused(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    text = (ROOT / "cluster.yaml").read_text()
+    assert old in text
+    (tmp_path / "c.yaml").write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=sentence):
+        validate_cluster(tmp_path / "c.yaml", ray.__version__)
+
+
+def test_workers_scale_from_zero_and_the_rayjob_matches_our_ray() -> None:
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    assert config["available_node_types"]["gpu"]["min_workers"] == 0
+    job = yaml.safe_load((ROOT / "deploy" / "kuberay-rayjob.yaml").read_text())
+    assert (job["kind"], job["spec"]["rayClusterSpec"]["rayVersion"]) == ("RayJob", ray.__version__)
+    assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+    assert set(EXCLUDES) <= set((ROOT / ".rayignore").read_text().split())
+
+
+def test_embedded_sessions_listen_on_loopback_only(ray_session: Session) -> None:
+    """By the sockets of every process of the session, dashboards and workers included."""
+    assert ray.get(ray.remote(lambda: 1).remote()) == 1
+    inodes = set[str]()
+    pids = [*own_processes("ray"), os.getpid()]
+    assert len(pids) > 3
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(descriptor)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                listening.append(fields[1].split(":")[0])
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert len(listening) > 3
+    assert set(listening) <= loopback
+
+
+def test_the_doctor_checks_storage_versions_and_disk(ray_session: Session, tmp_path: Path) -> None:
+    checks = diagnose(tmp_path / "storage", resolve({"preset": "mnist-small"}), runs=2)
+    text = "\n".join(map(str, checks))
+    assert not [c for c in checks if c.level == "problem"]
+    for part in ("torch 2.13", "ray 2.60", "storage", "GB free, the plan needs about 1.6 GB", "TF32 is off", "loopback"):
+        assert part in text
+    huge = diagnose(tmp_path / "storage", resolve({"preset": "tinyimagenet"}), runs=100_000)
+    assert [c.remedy for c in huge if c.level == "problem"] == [
+        "free some space, lower execution.keep_checkpoints, or use another storage"
+    ]
+    (tmp_path / "file").write_text("")
+    assert any("cannot be written" in c.what for c in diagnose(tmp_path / "file"))
+
+
+def test_submit_ships_code_and_asks_for_an_absolute_place() -> None:
+    sweep = ROOT / "sweeps" / "smoke.yaml"
+    assert project_root(sweep) == ROOT
+    assert entrypoint(sweep, ROOT, "/shared/o", None) == "python -m cure_ray sweep sweeps/smoke.yaml --address auto --out /shared/o"
+    with pytest.raises(UserError, match="absolute path"):
+        submit_sweep(sweep, "http://127.0.0.1:1", "out")
+    with pytest.raises(UserError, match="no Ray dashboard answers"):
+        submit_sweep(sweep, "http://127.0.0.1:1", "/tmp/out")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """A real head, as `ray start` makes it, with token authentication; in a session directory of its own."""
+    home = tmp_path_factory.mktemp("head")
+    port, dashboard = free_port(), free_port()
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment = {**inherited, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    ray_command = str(Path(sys.executable).with_name("ray"))
+    process = subprocess.Popen(
+        [ray_command, "start", "--head", f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=2",
+         "--block", f"--temp-dir={Path('/tmp') / home.name}{os.getpid()}", "--object-store-memory=200000000",
+         f"--dashboard-agent-listen-port={free_port()}"],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.time() + 90
+    while time.time() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", dashboard)) == 0:
+                break
+        time.sleep(0.5)
+    yield f"http://127.0.0.1:{dashboard}", environment
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def test_a_sweep_runs_as_a_job_on_a_head_with_tokens(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    address, environment = head
+    sweep = ROOT / "tests" / "cluster" / "job.yaml"
+    command = [sys.executable, "-m", "cure_ray", "submit", str(sweep), "--address", address, "--out", str(tmp_path / "out")]
+    open_door = {**environment, "RAY_AUTH_MODE": "disabled"}
+    open_door.pop("RAY_AUTH_TOKEN")
+    refused = subprocess.run(command, env=open_door, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert refused.returncode != 0
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "submitted raysubmit_" in done.stdout
+    assert "best of 1 finished trials" in done.stdout
+    assert list((tmp_path / "out" / "trials").glob("*/seed0/checkpoints/epoch_*"))

@@ -1,0 +1,107 @@
+"""Sweeps: killed, shared and continued, they run every configuration once, and every trial can be re-run alone to the bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from cluster_helpers import files_of
+from optuna.trial import TrialState
+
+from cure_ray.checkpoints import resolve_checkpoint
+from cure_ray.cluster.report import describe_directory
+from cure_ray.cluster.session import Session
+from cure_ray.cluster.space import load_sweep
+from cure_ray.cluster.study import open_study
+from cure_ray.cluster.sweep import best_runs, run_sweep
+from cure_ray.config import load_experiment
+from cure_ray.errors import UserError
+from cure_ray.run import train_run
+
+SWEEP = {
+    "name": "tiny",
+    "base": {
+        "preset": "smoke",
+        "dataset": {"train_samples": 300, "validation": 40},
+        "training": {"epochs": 4, "standard_epochs": 0, "anneal_epochs": 1, "lr_milestones": []},
+        "execution": {"device": "cpu"},
+    },
+    "space": {"training.method": {"grid": ["max", "linf"]}, "training.lambda_inf": {"grid": [0.4, 0.8]}},
+    "search": "grid",
+    "samples": 10,
+    "early_stopping": {"factor": 2, "rungs": 1},
+}
+DRIVER = """
+import sys
+from pathlib import Path
+from cure_ray.cluster.space import load_sweep
+from cure_ray.cluster.sweep import run_sweep
+run_sweep(load_sweep(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_and_killed(ray_session: Session, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A first call is killed with kill -9 while it trains, beside and before a second one that ends the sweep."""
+    home = tmp_path_factory.mktemp("sweep")
+    (home / "s.yaml").write_text(yaml.safe_dump(SWEEP))
+    first = subprocess.Popen([sys.executable, "-c", DRIVER, str(home / "s.yaml"), str(home / "out")], stdout=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while not list((home / "out" / "trials").glob("*/seed0/checkpoints/epoch_0001")) and time.time() < deadline:
+        assert first.poll() is None, "the first call ended by itself"
+        time.sleep(0.1)
+    assert "running" in describe_directory(home / "out")  # from another shell, while it runs
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    run_sweep(load_sweep(home / "s.yaml"), home / "out")
+    return home / "out"
+
+
+def study_of(directory: Path) -> optuna.Study:
+    return open_study(directory, load_sweep(directory / "sweep.yaml"))
+
+
+def test_every_configuration_ran_once_and_none_is_stale(shared_and_killed: Path) -> None:
+    trials = study_of(shared_and_killed).get_trials()
+    assert {t.state for t in trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert len(trials) == 4
+    assert len({t.user_attrs["identity"] for t in trials}) == 4
+    assert len(list((shared_and_killed / "trials").iterdir())) == 4
+    assert any(t.user_attrs["submission"] == 1 for t in trials)
+
+
+def test_running_it_again_runs_nothing(shared_and_killed: Path, ray_session: Session) -> None:
+    began = time.time()
+    again = run_sweep(load_sweep(shared_and_killed / "sweep.yaml"), shared_and_killed)
+    assert len(study_of(shared_and_killed).trials) == 4
+    assert again.trials
+    assert time.time() - began < 20
+
+
+def test_a_trial_is_reproduced_to_the_bit_by_its_experiment_file(shared_and_killed: Path, tmp_path: Path) -> None:
+    run = best_runs(shared_and_killed, 1)[0]
+    alone = train_run(load_experiment(run / "experiment.yaml"), tmp_path / "alone", quiet=True)
+    assert files_of(alone.checkpoint) == files_of(resolve_checkpoint(run))
+
+
+def test_status_tells_the_best_and_that_nobody_works(shared_and_killed: Path) -> None:
+    text = describe_directory(shared_and_killed)
+    assert "best: trial" in text
+    assert "nobody at work; continue: cure-ray sweep" in text
+    with pytest.raises(UserError, match="neither"):
+        describe_directory(shared_and_killed / "trials")
+
+
+def test_a_directory_of_another_sweep_is_refused(shared_and_killed: Path, tmp_path: Path, ray_session: Session) -> None:
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**SWEEP, "samples": 11}))
+    with pytest.raises(UserError, match="belongs to another sweep"):
+        run_sweep(load_sweep(tmp_path / "other.yaml"), shared_and_killed)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match="is not empty"):
+        run_sweep(load_sweep(tmp_path / "other.yaml"), tmp_path / "full")
