@@ -93,11 +93,11 @@ def check_complete(stores: Sequence[Store], verdicts: pd.DataFrame) -> None:
 _AGAIN = "Run the same `cure-ray certify` command again: it continues where it stopped."
 
 
-def find_runs(roots: Iterable[Path]) -> dict[str, Path]:
-    """Training runs below these directories, by the hash of their experiment. The first one found wins."""
+def find_runs(roots: Iterable[Path], levels: int = _DEPTH) -> dict[str, Path]:
+    """Training runs at most so far below these directories, by the hash of their experiment. The first one found wins."""
     found: dict[str, Path] = {}
     for root in roots:
-        for depth in range(_DEPTH):
+        for depth in range(levels):
             for described in sorted(root.glob("*/" * depth + "run.json")):
                 try:
                     found.setdefault(str(json.loads(described.read_text())["config_hash"]), described.parent)
@@ -142,7 +142,9 @@ def load(
     else:
         check_complete(stores, verdicts)
     local = [Path(store.root) for store in stores if "://" not in store.root]
-    known = find_runs([*runs, *dict.fromkeys(p for root in local for p in (root, root.parent, root.parent / "runs"))])
+    named = [Path(str(p)) for p in paths if "://" not in str(p)]
+    known = find_runs(dict.fromkeys([*runs, *named, *(root.parent / "runs" for root in local)]))
+    known = find_runs(dict.fromkeys(root.parent for root in local), levels=2) | known  # neighbours; no deeper, it may be anybody's home
     infos = {}
     for digest in map(str, verdicts["checkpoint_digest"].unique()):
         about = next((a for s in stores if (a := s.about(digest))), {})

@@ -75,7 +75,7 @@ def write_loaded(loaded: Loaded, target: Path, data_dir: Path | None = None, run
         .render(
             title=", ".join(dict.fromkeys(s.best.evaluation.dataset for s in settings)),
             settings=list(zip(settings, galleries, strict=True)),
-            sweeps=read_sweeps([*roots, *runs]),
+            sweeps=read_sweeps([*roots, *runs], [Path(s.root).parent for s in loaded.stores if "://" not in s.root]),
             files={e.evaluation.checkpoint: sources.files_of(loaded, e, target) for e in loaded.study.entries},
             shard=_shard_links(loaded, target),
             href=lambda path: sources.href(path, target),

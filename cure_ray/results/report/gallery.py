@@ -16,6 +16,7 @@ from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.frames import Loaded
 from cure_ray.results.report.charts import margin_bars
 from cure_ray.results.report.pictures import difference_uri, image_uri
+from cure_ray.results.report.sources import shards
 from cure_ray.results.study import Entry
 
 Images = NDArray[np.float64]
@@ -34,6 +35,7 @@ class Cell:
     witness: str
     difference: str
     witness_file: str
+    file: str  # where the verdict is, if that is one file
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def cards(loaded: Loaded, entries: Sequence[Entry], best: Entry, data_dir: Path 
         scales = {
             t.name: _scale([r["margins"] for (d, name, _), r in rows.items() if (d, name) == (e.checkpoint, t.name)]) for t in e.threats
         }
+        files = {t.name: _only_file(shards(loaded, e, t.name)) for t in e.threats}
         where = {s: i for i, s in enumerate(e.samples.tolist())}
         for sample in samples:
             i = where.get(sample)
@@ -129,7 +132,7 @@ def cards(loaded: Loaded, entries: Sequence[Entry], best: Entry, data_dir: Path 
             for j, threat in enumerate(e.threats):
                 row = rows.get((e.checkpoint, threat.name, sample), {})
                 image = images[sample] if images is not None and sample < len(images) else None
-                cells.append(_cell(entry, i, j, row, scales[threat.name], image))
+                cells.append(_cell(entry, i, j, row, scales[threat.name], image, files[threat.name]))
             out.append(Card(entry.label, entry.info.seed, sample, int(e.labels[i]), int(e.predicted[i]), uris[sample], tuple(cells)))
     return out, note
 
@@ -140,7 +143,11 @@ def _scale(margins: Sequence[Sequence[float]]) -> float:
     return float(np.quantile(known, 0.9)) if known else 1.0
 
 
-def _cell(entry: Entry, i: int, j: int, row: dict[str, Any], scale: float, image: Images | None) -> Cell:
+def _only_file(found: Sequence[tuple[str, str]]) -> str:
+    return f"{found[0][0]}/verdicts/{found[0][1]}" if len(found) == 1 else ""
+
+
+def _cell(entry: Entry, i: int, j: int, row: dict[str, Any], scale: float, image: Images | None, where: str) -> Cell:
     e = entry.evaluation
     threat, status = e.threats[j], STATUSES[e.status[i, j]]
     margins = row.get("margins") or []
@@ -159,4 +166,4 @@ def _cell(entry: Entry, i: int, j: int, row: dict[str, Any], scale: float, image
             witness = image_uri(found)
             difference = difference_uri(image, found) if image is not None and image.shape == found.shape else ""
     stage = e.stages[e.stage[i, j]]
-    return Cell(threat.name, status, stage, float(e.margin[i, j]), float(e.attack_margin[i, j]), chart, witness, difference, file)
+    return Cell(threat.name, status, stage, float(e.margin[i, j]), float(e.attack_margin[i, j]), chart, witness, difference, file, where)

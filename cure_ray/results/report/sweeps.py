@@ -19,19 +19,20 @@ class Sweep:
     importances: tuple[tuple[str, float], ...]
 
 
-def find_journals(roots: Iterable[Path]) -> list[Path]:
+def find_journals(roots: Iterable[Path], beside: Iterable[Path] = ()) -> list[Path]:
+    """Journals up to three levels below `roots`, and directly in `beside`."""
     found: dict[Path, None] = {}
-    for root in roots:
+    for root, levels in [*((r, 4) for r in roots), *((b, 1) for b in beside)]:
         for pattern in JOURNALS:
-            for depth in range(4):
+            for depth in range(levels):
                 found.update(dict.fromkeys(p.resolve() for p in sorted(root.glob("*/" * depth + pattern)) if p.is_file()))
     return list(found)
 
 
-def read_sweeps(roots: Iterable[Path]) -> list[Sweep]:
-    """Every study of every journal below the roots. A file that is not a journal is skipped: it is somebody else's log."""
+def read_sweeps(roots: Iterable[Path], beside: Iterable[Path] = ()) -> list[Sweep]:
+    """Every study of every journal. A file that is not a journal is skipped: it is somebody else's log."""
     sweeps: list[Sweep] = []
-    journals = find_journals(roots)
+    journals = find_journals(roots, beside)
     if not journals:
         return sweeps
     import optuna
