@@ -113,6 +113,7 @@ LAST = helper.make_node("Gemm", ["z", "W", "B"], ["out"])
         ([helper.make_node("Conv", ["x", "K"], ["z"], pads=[0, 0, 1, 1])], "padding"),
         ([helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Sub", ["c", "f"], ["z"])], "no normalisation"),
         ([helper.make_node("Reshape", ["x", "odd"], ["z"])], "reshape"),
+        ([helper.make_node("Cast", ["x"], ["z"], to=TensorProto.INT32)], "Cast"),
         ([helper.make_node("Gemm", ["x", "W", "B"], ["z"])], "Flatten"),
     ],
 )

@@ -135,6 +135,10 @@ def _read(onnx: Any, node: Any, current: str, reader: _Reader) -> str:
         reader.flatten()
     elif kind == "Reshape":
         _reshape(node, reader, values[0])
+    elif kind == "Cast" and attributes.get("to") not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        raise _refuse(node, "only a cast to floating point leaves the numbers as they are")
+    elif kind == "Dropout" and len(values) > 1 and bool(values[1].any()):
+        raise _refuse(node, "it is in training mode")
     return str(node.output[0])
 
 
