@@ -123,7 +123,7 @@ def resolve_checkpoint(path: Path) -> Path:
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / META).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise UserError(f"{path / META} cannot be read ({error}); the checkpoint is damaged, use an earlier one") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         given = meta.get("format") if isinstance(meta, dict) else type(meta).__name__

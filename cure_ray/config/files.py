@@ -113,7 +113,15 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """safe_load, except that 1e-5 is a number (YAML 1.1 wants 1.0e-5, which nobody writes) and a repeated key is an error."""
+    """safe_load, except that 1e-5 is a number (YAML 1.1 wants 1.0e-5, which nobody writes), and a repeated key is an error.
+
+    Aliases are refused: nine lines of them expand to a billion entries.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed, write it out", None)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -133,7 +141,7 @@ _Loader.add_implicit_resolver(
 def _load_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: numbers of thousands of digits
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 

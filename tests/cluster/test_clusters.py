@@ -117,6 +117,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
     home = tmp_path_factory.mktemp("head")
     port, dashboard = free_port(), free_port()
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    inherited["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"  # the job runs `python`: this one
     environment = {**inherited, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     ray_command = str(Path(sys.executable).with_name("ray"))
     process = subprocess.Popen(
