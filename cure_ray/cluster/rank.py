@@ -154,12 +154,14 @@ def _next_epoch(plan: Plan, seat: Seat, progress: Progress, images: Images) -> t
         metrics, failed = _own_epoch(plan, seat, progress.ct, images, progress.epoch + 1)
         progress.epoch += 1
         return dict(metrics), {}, failed
+    began = time.perf_counter()
     own, outcome = _exchange(plan, seat, progress, images)
+    together = time.perf_counter() - began
     progress.epoch += 1
     if outcome.failed:
         return {}, {}, outcome.failed
     natural = outcome.parts["nt"]
-    metrics = {**own, **merge_metrics(outcome.merged, natural.metrics, outcome.seconds)}
+    metrics = {**own, **merge_metrics(outcome.merged, natural.metrics, outcome.seconds), "exchange_seconds": together}
     return {**metrics, "cosines": dict(outcome.cosines)}, to_tensors(natural.optimizer) if seat.role.leads else {}, ""
 
 

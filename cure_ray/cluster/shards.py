@@ -27,6 +27,7 @@ from cure_ray.errors import SoundnessError, UserError
 from cure_ray.results.store import Store
 
 Progress = Callable[[str, int], None]
+START_SECONDS = 120.0  # patience with slow nodes before the first shards go out
 MAX_DEATHS = 3  # of workers over one shard: a shard that kills every worker it meets must end in a message
 
 
@@ -59,6 +60,9 @@ class Worker:
         self.device = torch.device(device)
         self.subject: tuple[str, Subject, Certifier] | None = None
         self.decided: dict[str, int] = defaultdict(int)
+
+    def ready(self) -> bool:
+        return True
 
     def _certifier(self, shard: Shard, subjects: list[Any]) -> tuple[Subject, Certifier]:
         digest = shard.job.run_id
@@ -126,8 +130,12 @@ def certify_shards(
     address: str | None = None,
     progress: Progress = lambda stage, decided: None,
     stop: Callable[[], None] = lambda: None,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Certify all shards on so many workers and write each as soon as it is finished. `stop` may raise between shards."""
+    """Certify all shards on so many workers and write each as soon as it is finished.
+
+    `stop` may raise between shards; `ready` is called when all workers stand.
+    """
     queue = _Queue([shard for _, shards in work for shard in shards])
     if not queue.waiting:
         return
@@ -140,13 +148,15 @@ def certify_shards(
         flying: dict[Any, tuple[Any, Shard]] = {}
         deaths: dict[str, int] = defaultdict(int)
         try:
+            ray.wait([worker.ready.remote() for worker in idle], num_returns=len(idle), timeout=START_SECONDS)
+            ready()
             while queue.waiting or flying:
                 stop()
                 while idle and queue.waiting:
                     shard, worker = queue.take(), idle.pop()
                     flying[worker.work.remote(shard, subjects[shard.job.run_id])] = (worker, shard)
-                ready, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
-                for ref in ready:
+                landed, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
+                for ref in landed:
                     worker, shard = flying.pop(ref)
                     try:
                         done: Done = ray.get(ref)
