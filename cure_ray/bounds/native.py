@@ -36,6 +36,7 @@ class NativeEngine:
 
     `hidden` chooses the hidden bounds behind alpha-CROWN and branch and bound: 'alpha' optimises every layer, 'crown' and 'ibp'
     fix them; 'auto' takes 'alpha' where that is at most `work_limit` coefficients a sample, else 'ibp' (CNN7).
+    With `stop_early` alpha-CROWN leaves margins alone once they are positive; without it every margin is made as tight as it gets.
     """
 
     name = "native"
@@ -52,10 +53,11 @@ class NativeEngine:
         hidden_iterations: int = 8,
         work_limit: int = 50_000_000,
         branching: Settings | None = None,
+        stop_early: bool = True,
     ) -> None:
         self.network, self.device = network, torch.device(device)
         self.memory_budget, self.hidden, self.work_limit = memory_budget, hidden, work_limit
-        self.iterations, self.hidden_iterations = iterations, hidden_iterations
+        self.iterations, self.hidden_iterations, self.stop_early = iterations, hidden_iterations, stop_early
         self.branching = branching or Settings()
         self.backoffs: list[str] = []  # every time memory ran out and the batch was halved
         self.search: Compiled | None = None
@@ -146,12 +148,14 @@ class NativeEngine:
         relaxations = [Relaxation.of(b) for b in bounds]
         value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
         slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
-        sample_R, spec_R = (~(value_BS > 0)).nonzero(as_tuple=True)
+        sample_R, spec_R = (~((value_BS > 0) & self.stop_early)).nonzero(as_tuple=True)
         if len(sample_R):
             low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]
             A_R1N, b_R1, _ = start_rows(search, C_BSK[sample_R, spec_R].unsqueeze(1).float())
             domain = problem.domain.select(sample_R)
-            _, alphas = optimise(search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.iterations, stop_when_positive=True)
+            _, alphas = optimise(
+                search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.iterations, stop_when_positive=self.stop_early
+            )
             found_R = with_alphas(decide, domain, [b.select(sample_R) for b in bounds], C_BSK[sample_R, spec_R].unsqueeze(1), alphas)
             value_BS[sample_R, spec_R] = torch.maximum(value_BS[sample_R, spec_R], found_R)
             for kept, alpha in zip(slopes, alphas, strict=True):
