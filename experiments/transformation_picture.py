@@ -29,7 +29,7 @@ def main() -> None:
     arguments = options.parse_args()
     image, _ = load_dataset(Dataset(name=arguments.dataset), "test", arguments.data_dir).batch(torch.tensor([arguments.index]))
     figure, axes = plt.subplots(len(SHOWN), 5, figsize=(7.5, 6.4))
-    for row, text in zip(axes, SHOWN, strict=True):
+    for number, (row, text) in enumerate(zip(axes, SHOWN, strict=True)):
         steps = parse_transformation(text).steps
         low, middle, high = ([getattr(s, end) if end else (s.low + s.high) / 2 for s in steps] for end in ("low", "", "high"))
         at_low, at_high = (transformed(steps, p, image) for p in (low, high))
@@ -39,7 +39,7 @@ def main() -> None:
             axis.imshow(picture[0].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.set_title(name if row is axes[0] else "", fontsize=8)
+            axis.set_title(name if number == 0 else "", fontsize=8)
         row[0].set_ylabel(text.replace("),", "),\n"), fontsize=7, rotation=0, ha="right", va="center")
     figure.tight_layout()
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
