@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,13 @@ def starting_point(experiment: Experiment, device: torch.device) -> tuple[Progre
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """The metrics of finished epochs. Half a line, as a killed writer leaves it, is no line."""
     path = directory / METRICS
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def rewind_metrics(directory: Path, epoch: int) -> None:

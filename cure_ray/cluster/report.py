@@ -13,7 +13,7 @@ from cure_ray.cluster.space import Sweep, load_sweep
 from cure_ray.cluster.study import FAILED, OWNER, POINT, SWEEP, TRIALS, VALUES, is_alive, live_submissions, open_study
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
-from cure_ray.run import METRICS
+from cure_ray.run import read_metrics
 
 
 def duration(seconds: float) -> str:
@@ -32,17 +32,6 @@ def describe_directory(directory: Path) -> str:
     raise UserError(f"{directory} {what} a sweep (sweep.yaml) nor a run (experiment.yaml)")
 
 
-def _rows(run: Path) -> list[dict[str, float]]:
-    path = run / METRICS
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # just being written
-            continue
-    return rows
-
-
 def _people(run: Path) -> str:
     """Who works on a run: its ranks, or the process that trains it alone."""
     files = sorted((run / "ranks").glob("*.json")) or list(run.parent.glob(f"{run.name}.running.json"))
@@ -59,7 +48,7 @@ def _people(run: Path) -> str:
 
 def _run(run: Path) -> list[str]:
     experiment = load_experiment(run / "experiment.yaml")
-    rows, epochs = _rows(run), experiment.training.epochs
+    rows, epochs = read_metrics(run), experiment.training.epochs
     done = int(rows[-1]["epoch"]) if rows else 0
     lines = [f"{experiment.name}: epoch {done} of {epochs}"]
     if rows:
@@ -117,7 +106,7 @@ def _running(directory: Path, trial: FrozenTrial) -> list[str]:
     lines = []
     for home in (directory / TRIALS).glob(f"{trial.number:04d}-*"):
         for run in sorted(p for p in home.iterdir() if (p / "experiment.yaml").is_file()):
-            rows = _rows(run)
+            rows = read_metrics(run)
             people = _people(run)
             epochs = load_experiment(run / "experiment.yaml").training.epochs
             done = int(rows[-1]["epoch"]) if rows else 0

@@ -64,6 +64,7 @@ def _connect(address: str | None, cpus: int | None, dashboard: bool) -> bool:
 
         ray_constants.ENABLE_RAY_CLUSTER = False  # what the variable means, should ray have been imported before it was set
         ray.init(
+            address="local",  # without it Ray joins whatever cluster it finds on this machine
             num_cpus=cpus,
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",

@@ -93,7 +93,8 @@ class _Search:
         self.sweep, self.directory, self.me, self.where, self.data_dir, self.say = sweep, directory, number, where, data_dir, say
         self.base = resolve(base_data(sweep))
         self.study = open_study(directory, sweep, make_sampler(sweep, number))
-        self.need: Need = need_of(experiment_at(sweep, {}, 0, sweep.seeds[0]) if not sweep.space else self.base, where.gpus)
+        ends = (experiment_at(sweep, p, 0, sweep.seeds[0]) for p in itertools.islice(grid_points(sweep, self.base), 64))
+        self.need = max((need_of(e, where.gpus) for e in ends), key=lambda need: need.workers)
         self.pending: dict[Any, tuple[_Trial, int]] = {}
         self.deadline = time.time() + sweep.hours * 3600 if sweep.hours else math.inf
         self.exhausted = False

@@ -54,11 +54,7 @@ def _following(directory: Path, epochs: int, quiet: bool) -> Iterator[None]:
             reporter.resume(seen)
             while True:
                 finished = done.wait(0.5)
-                try:
-                    rows = read_metrics(directory)
-                except ValueError:  # a line is just being written
-                    rows = []
-                for row in rows:
+                for row in read_metrics(directory):
                     if row["epoch"] > seen:
                         seen = row["epoch"]
                         reporter.epoch(seen, row)

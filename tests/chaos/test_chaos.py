@@ -44,6 +44,13 @@ pytestmark = pytest.mark.chaos
 FAULTS: Counter[str] = Counter()
 
 
+@pytest.fixture(autouse=True)
+def count_aloud() -> Iterator[None]:
+    before = FAULTS.copy()
+    yield
+    print(f"\nfaults: {dict(FAULTS - before)}")
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[object]:
     """A head that is never killed and two worker nodes that are."""

@@ -85,3 +85,29 @@ def test_more_workers_than_the_cluster_holds_are_refused(ray_session: Session, c
     with pytest.raises(UserError, match="certification needs 9 workers"):
         certify(checkpoint, str(tmp_path / "many"), 9)
     assert ray.is_initialized()
+
+
+def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
+    ray_session: Session, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    from cure_ray.commands.certify import certify as command
+    from cure_ray.commands.fsck import fsck as examine
+
+    def table(root: Path) -> dict[str, list[object]]:
+        rows = Store.open(root).read().drop_columns(["seconds"]).sort_by([("threat", "ascending"), ("sample_index", "ascending")])
+        found: dict[str, list[object]] = rows.to_pydict()
+        return found
+
+    for workers in (1, 2):
+        options = {"threats": "linf=0.02,l2=0.1", "samples": 110, "stages": "ibp,crown-ibp,attack,crown", "device": "cpu", "quiet": True}
+        command([checkpoint.path], out=str(tmp_path / f"{workers}"), workers=workers, **options)  # type: ignore[arg-type]
+    expected = table(tmp_path / "1")
+    assert table(tmp_path / "2") == expected
+    store = Store.open(tmp_path / "2")
+    torn = tmp_path / "2" / "verdicts" / store.shards()[0]
+    torn.write_bytes(torn.read_bytes()[:-200])
+    (tmp_path / "2" / "verdicts" / "stranger.parquet").write_bytes(b"who")
+    with pytest.raises(UserError, match="3 findings; run `cure-ray fsck"):
+        examine(str(tmp_path / "2"))
+    examine(str(tmp_path / "2"), repair=True)
+    assert table(tmp_path / "2") == expected
