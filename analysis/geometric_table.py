@@ -4,7 +4,7 @@ python analysis/geometric_table.py STORE --out analysis/out
 """
 
 from cure_ray.results.outputs import Analysis, script
-from cure_ray.results.tables import seed_table
+from cure_ray.results.tables import accuracy_table
 
 
 def main(analysis: Analysis) -> None:
@@ -13,13 +13,16 @@ def main(analysis: Analysis) -> None:
     if not threats:
         analysis.missing("verdicts for geometric perturbations and patches: certify a checkpoint for them first")
         return
-    table = seed_table(analysis.study)
+    table = accuracy_table(analysis.study)
     columns = [c for c in (*(f"cert_{t}" for t in threats), "gcr_geo", "gcr_all") if c in table]
+    done = table[table[columns].notna().any(axis=1)].astype({"n_gcr": int})
     analysis.table(
         "geometric_table",
-        table[["setting", "method", "seeds", *columns]],
-        "Certified accuracy (%) against geometric perturbations and patches",
+        done[["setting", "method", "seed", "n_gcr", *columns]],
+        "Certified accuracy (%) against geometric perturbations and patches, per run",
     )
+    for row in table[table[columns].isna().any(axis=1)].itertuples():
+        analysis.missing(f"{row.method}, seed {row.seed}: some of {', '.join(threats)}")
 
 
 if __name__ == "__main__":

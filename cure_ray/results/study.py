@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from cure_ray.config import Experiment
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import NORM_ORDER, Evaluation, ThreatColumn, evaluations, main_threats
 
@@ -105,13 +106,19 @@ def _shown(value: Any) -> str:
 
 
 def labels(infos: Sequence[RunInfo]) -> list[str]:
-    """Names for table rows: the method, and whatever settings tell runs of that method apart (seeds never do)."""
+    """Names for table rows: the method, and whatever settings tell runs of that method apart (seeds never do).
+
+    Where runs differ in several settings, defaults are left out: `CURE-Max` beside `CURE-Max [regions.l2=ball, lambda_2=0.5]`.
+    """
+    defaults = flatten(Experiment().model_dump(mode="json"))
     flats = [{k: v for k, v in flatten(i.experiment).items() if not k.startswith(_SAME)} for i in infos]
     families = [(i.method, i.setting("dataset.name"), i.radii) for i in infos]
     names = []
     for info, flat, family in zip(infos, flats, families, strict=True):
         peers = [f for f, other in zip(flats, families, strict=True) if other == family]
         differing = [k for k in flat if any(p.get(k) != flat[k] for p in peers)]
+        if len(differing) > 1:
+            differing = [k for k in differing if flat[k] != defaults.get(k)]
         variant = ", ".join(f"{k.removeprefix('training.')}={_shown(flat[k])}" for k in differing)
         names.append(DISPLAY.get(info.method, info.method) + (f" [{variant}]" if variant else ""))
     return names

@@ -76,6 +76,8 @@ def _other_families(entry: Entry) -> dict[str, float]:
         share = _share(block.certified[:, 0])
         row[f"cert_{column_of(threat)}"] = share
         values[threat.family].append(share)
+    if row:  # grids are dear: often fewer images than for the norms
+        row["n_gcr"] = min(e.only([t]).n for t in e.family("geometric", "patch"))
     if values["geometric"]:
         row["gcr_geo"] = float(np.mean(values["geometric"]))
     if values["patch"]:
@@ -102,14 +104,15 @@ def stage_table(study: Study) -> pd.DataFrame:
 
 
 def status_table(study: Study) -> pd.DataFrame:
-    """How many samples have which status, per threat, of every family. The counts of a row add up to n."""
+    """How many samples have which status, per threat, of every family. The counts of a row add up to its n."""
     rows = []
     for entry in study.entries:
         e = entry.everything
         for i, threat in enumerate(e.threats):
             counts = {s: int((e.status[:, i] == code).sum()) for code, s in enumerate(STATUSES)}
             absent = int((e.status[:, i] == ABSENT).sum())
-            rows.append(_identity(entry) | {"family": threat.family, "threat": threat.name, "n": e.n} | counts | {"no_verdict": absent})
+            who = {"family": threat.family, "threat": threat.name, "n": e.n - absent}
+            rows.append(_identity(entry) | who | counts | {"no_verdict": absent})
     return pd.DataFrame(rows)
 
 

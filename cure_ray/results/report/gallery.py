@@ -20,6 +20,7 @@ from cure_ray.results.report.sources import shards
 from cure_ray.results.study import Entry
 
 Images = NDArray[np.float64]
+_CLASSES = 12
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,11 @@ def _cell(entry: Entry, i: int, j: int, row: dict[str, Any], scale: float, image
     threat, status = e.threats[j], STATUSES[e.status[i, j]]
     margins = row.get("margins") or []
     label = int(e.labels[i])
-    classes = [k for k in range(len(margins) + 1) if k != label]
+    pairs = list(zip((k for k in range(len(margins) + 1) if k != label), margins, strict=True)) if margins else []
+    if len(pairs) > _CLASSES:  # the classes that are nearest are the ones that matter
+        pairs = sorted(sorted(pairs, key=lambda p: p[1])[:_CLASSES])
     title = f"{threat.name}, {status}: proven margins per class"
-    chart = margin_bars(title, classes, margins, scale) if 0 < len(margins) <= 20 else Markup("")
+    chart = margin_bars(title, [k for k, _ in pairs], [m for _, m in pairs], scale) if pairs else Markup("")
     witness = difference = file = ""
     if row.get("witness"):
         file = f"{row['store'].root}/witnesses/{row['witness']}.npy"

@@ -29,6 +29,7 @@ class Setting:
     empirical: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...]  # per method, over seeds
     runs: tuple[Row, ...]  # per checkpoint
+    run_metrics: tuple[tuple[str, str], ...]
     tones: dict[str, int]
     best: Entry
     pareto: Markup
@@ -73,7 +74,7 @@ def _facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
     networks = sorted({str(e.info.setting("network.name")) for e in entries if e.info.experiment})
     machines = sorted({_machine(e) for e in entries} - {""})
     budgets = []
-    for stages, seconds, nodes, box in _distinct(mine, ["stages", "budget_seconds", "budget_nodes", "box"]):
+    for stages, seconds, nodes, box in _distinct(mine[mine["family"] == "lp"], ["stages", "budget_seconds", "budget_nodes", "box"]):
         bab = f"; branch and bound {seconds:g} s or {nodes:,} sub-problems per image and threat" if "branch" in str(stages) else ""
         budgets.append(f"{str(stages).replace(',', ', ')}{bab}; {'ball ∩ [0, 1]' if box else 'whole ball'}")
     versions = sorted(
@@ -163,9 +164,12 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
     own = study.within(name)
     table = tables.seed_table(own)
     pairs = tables.significance_table(own)
-    metrics = [c for c in table.columns if c in ("clean", "union", "union_linf_l2", "gcr_geo", "gcr_all") or c.startswith("cert_")]
-    metrics = [c for c in metrics if not c.endswith(("_sd", "_low", "_high"))]
-    metrics.sort(key=lambda c: (c != "union", c != "clean", c.startswith("gcr"), c == "union_linf_l2"))
+    runs = tables.accuracy_table(own)
+    run_metrics = [c for c in runs.columns if c in ("clean", "union", "union_linf_l2", "gcr_geo", "gcr_all") or c.startswith("cert_")]
+    run_metrics = [c for c in run_metrics if not c.endswith(("_low", "_high"))]
+    run_metrics.sort(key=lambda c: (c != "union", c != "clean", c.startswith("gcr"), c == "union_linf_l2", f"{c}_low" not in runs))
+    # The first table has what has an interval, and the means over configurations where every seed has them.
+    metrics = [c for c in run_metrics if f"{c}_low" in runs or (c.startswith("gcr") and table[c].notna().any())]
     empirical = [c for c in table.columns if c.startswith("emp_") and not c.endswith("_sd") and table[c].notna().any()]
     best_label = str(table.loc[table["union"].idxmax(), "method"])
     rows = _against_best(records(table), best_label, pairs)
@@ -203,7 +207,8 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
         metrics=tuple((c, heading(c)) for c in metrics),
         empirical=tuple((c, heading(c)) for c in empirical),
         rows=rows,
-        runs=records(tables.accuracy_table(own)),
+        runs=records(runs),
+        run_metrics=tuple((c, heading(c)) for c in run_metrics),
         tones=tones,
         best=next(e for e in one_each if e.label == best_label),
         pareto=scatter("Clean against union accuracy", dots, "clean accuracy, %", "certified union accuracy, %"),

@@ -36,7 +36,7 @@ def read_sweeps(roots: Iterable[Path], beside: Iterable[Path] = ()) -> list[Swee
     if not journals:
         return sweeps
     import optuna
-    from optuna.importance import get_param_importances
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
@@ -51,13 +51,16 @@ def read_sweeps(roots: Iterable[Path], beside: Iterable[Path] = ()) -> list[Swee
         for summary in summaries:
             study = optuna.load_study(study_name=summary.study_name, storage=storage)
             finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            single = len(study.directions) == 1
             importances: dict[str, float] = {}
-            if single and len(finished) >= 4:
+            if len(finished) >= 4:
+                # Seeded, or two reports of one sweep would differ. Of several objectives the first one counts: the sweep names it first.
+                evaluator = FanovaImportanceEvaluator(seed=0)
                 try:
-                    importances = dict(get_param_importances(study))
+                    importances = dict(get_param_importances(study, evaluator=evaluator, target=lambda t: t.values[0]))
                 except (ValueError, RuntimeError):  # all values equal, or one parameter value only
                     importances = {}
-            best = study.best_value if single and finished else None
+            sign = 1.0 if study.directions[0] == optuna.study.StudyDirection.MAXIMIZE else -1.0
+            best = max((sign * t.values[0] for t in finished), default=None)
+            best = None if best is None else sign * best
             sweeps.append(Sweep(summary.study_name, path, len(study.trials), len(finished), best, tuple(importances.items())))
     return sweeps
