@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.engine import Engine, Stage
@@ -14,7 +15,7 @@ from cure_ray.certify.geometric import GeometricSettings, certify_geometric, che
 from cure_ray.certify.patch import Patch, certify_patch, parse_patch
 from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import Transformation, is_geometric, parse_transformation
-from cure_ray.errors import UserError
+from cure_ray.errors import SoundnessError, UserError
 from cure_ray.threats import Threat
 
 AnyThreat = Threat | Transformation | Patch
@@ -99,11 +100,31 @@ def certify_any(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: AnyTh
     """The cascade for balls; bisection or windows for the other families."""
     if isinstance(threat, Threat):
         return certifier.certify(x_BCHW, y_B, threat, indices)
-    c = certifier
-    outcomes = certify_perturbed(c.engine, c.network, x_BCHW, y_B, threat, c.settings.stages, c.seed, indices, c.bundles)
+    outcomes, size, c = list[Outcome](), certifier.settings.batch, certifier
+    for start in range(0, len(x_BCHW), size):  # the cascade's batches, so that bounds do not depend on the shards
+        part = slice(start, start + size)
+        outcomes += _isolated(certifier, x_BCHW[part], y_B[part], threat, list(indices[part]))
     for stage, decided in Counter(o.stage if o.status != Status.UNKNOWN else "open" for o in outcomes).items():
         c.progress(stage, decided)
     return outcomes
+
+
+def _isolated(c: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Transformation | Patch, indices: list[int]) -> list[Outcome]:
+    """A batch, and where that fails its halves, so that one bad sample costs only itself."""
+    try:
+        return certify_perturbed(c.engine, c.network, x_BCHW, y_B, threat, c.settings.stages, c.seed, indices, c.bundles)
+    except (UserError, SoundnessError):
+        raise
+    except Exception as error:
+        if len(x_BCHW) == 1:
+            text = str(error).lower()
+            full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in text or "can't allocate" in text
+            outcome = Outcome(int(y_B[0]))
+            outcome.decide(Status.OOM if full else Status.ERROR, "ibp", f"{type(error).__name__}: {error}"[:500])
+            return [outcome]
+        half = len(x_BCHW) // 2
+        parts = (slice(0, half), slice(half, None))
+        return [o for part in parts for o in _isolated(c, x_BCHW[part], y_B[part], threat, indices[part])]
 
 
 def certify_perturbed(

@@ -1,10 +1,19 @@
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from cure_ray.bounds.native import NativeEngine
+from cure_ray.certify import perturbations
+from cure_ray.certify.cascade import Certifier, Outcome
 from cure_ray.certify.patch import Patch
-from cure_ray.certify.perturbations import check_affordable, enabled_stages, family, parse_any_threats, split_threats
+from cure_ray.certify.perturbations import certify_any, check_affordable, enabled_stages, family, parse_any_threats, split_threats
+from cure_ray.certify.settings import CascadeSettings
+from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import parse_transformation
 from cure_ray.errors import UserError
 from cure_ray.threats import Threat
+from tests.certify.perturbation_tools import digits_network
 
 
 @pytest.mark.parametrize(
@@ -50,3 +59,19 @@ def test_grids_over_the_budget_are_refused_before_anything_starts() -> None:
 def test_union_only_is_refused_for_other_families() -> None:
     with pytest.raises(UserError, match="about norms"):
         check_affordable([Patch()], True, 10, False)
+
+
+def test_a_sample_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x, y = digits_network()
+    certifier = Certifier(NativeEngine(network), network, CascadeSettings(("ibp",), batch=4))
+
+    def fragile(engine: Any, network: Any, x: torch.Tensor, y: torch.Tensor, *rest: Any) -> list[Outcome]:
+        if bool((x[:, 0, 0, 0] == 0.123).any()):
+            raise MemoryError("no room")
+        return [Outcome(int(label), int(label), Status.CERTIFIED, "ibp") for label in y]
+
+    monkeypatch.setattr(perturbations, "certify_perturbed", fragile)
+    images = x[:10].clone()
+    images[5, 0, 0, 0] = 0.123
+    found = certify_any(certifier, images, y[:10], Patch(), range(10))
+    assert [o.status for o in found] == [Status.OOM if i == 5 else Status.CERTIFIED for i in range(10)]
