@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ class Loaded:
     study: Study
     stores: tuple[Store, ...]
     verdicts: pd.DataFrame
+
+    @cached_property
+    def shards(self) -> tuple[tuple[str, str], ...]:
+        """(store, file name) of every shard, listed once."""
+        return tuple((store.root, name) for store in self.stores for name in store.shards())
 
 
 def find_stores(source: str | Path) -> list[Store]:
@@ -77,10 +83,11 @@ def check_complete(stores: Sequence[Store], verdicts: pd.DataFrame) -> None:
     grouped = verdicts.groupby(["checkpoint_digest", "threat"], observed=True)["sample_index"]
     for (digest, threat), samples in grouped:
         have[str(digest), str(threat)] = samples.to_numpy()
+    known = {digest for digest, _ in have}
     for store in stores:
         for plan in store.plans():
             digest = str(plan["checkpoint_digest"])
-            if digest not in set(verdicts["checkpoint_digest"].astype(str).unique()):
+            if digest not in known:
                 raise UserError(f"{store.root}: checkpoint {digest[:12]} was to be certified, but has no verdicts yet. {_AGAIN}")
             for threat, indices in plan["threats"].items():
                 lacking = np.setdiff1d(np.asarray(indices), have.get((digest, threat), np.array([], dtype=int)))

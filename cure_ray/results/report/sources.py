@@ -27,12 +27,10 @@ def href(path: str | Path, report: Path) -> str:
 def shards(loaded: Loaded, evaluation: Evaluation, threat: str | None = None) -> list[tuple[str, str]]:
     """(store root, shard) of a checkpoint: shard names begin with the checkpoint and the threat."""
     start = evaluation.checkpoint[:12]
-    found = []
-    for store in loaded.stores:
-        for name in store.shards():
-            if name.startswith(start) and (threat is None or threat in name.removeprefix(start + "-").split("+") or f"-{threat}-" in name):
-                found.append((store.root, name))
-    return found
+    own = ((root, name) for root, name in loaded.shards if name.startswith(start))
+    return [
+        (root, name) for root, name in own if threat is None or threat in name.removeprefix(f"{start}-").split("+") or f"-{threat}-" in name
+    ]
 
 
 def files_of(loaded: Loaded, entry: Entry, report: Path) -> list[File]:
