@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cure_ray.checkpoints import list_checkpoints
 from cure_ray.cluster.ranks import Phase, check_batch, phases, rank_need
@@ -72,16 +73,18 @@ def _following(directory: Path, epochs: int, quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def _sigterm_is_sigint() -> Iterator[None]:
-    """Ray Train ends a run in order on SIGINT; batch systems send SIGTERM."""
+    """Batch systems send SIGTERM; both end in KeyboardInterrupt here, and the caller gets its handlers back."""
     try:
-        previous = signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+        previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     except ValueError:  # not the main thread: the caller's signals are not ours
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _fit(
@@ -92,6 +95,16 @@ def _fit(
 
     from cure_ray.cluster.rank import OwnProcessGroup, Plan, rank_loop
 
+    class Trainer(TorchTrainer):
+        """Ray's own handler of SIGINT ends the process without a word."""
+
+        def _register_sigint_handler(self, controller: Any) -> None:
+            def stop(number: int, frame: object) -> None:
+                controller.abort.remote()
+                raise KeyboardInterrupt
+
+            signal.signal(signal.SIGINT, stop)
+
     need = rank_need(experiment, phase, where.gpus)
     require(need, f"{experiment.name} ({phase.ct_workers} certified and {int(phase.natural)} natural ranks)")
     device = "cpu" if not need.gpus and experiment.execution.device == "auto" else experiment.execution.device
@@ -100,7 +113,7 @@ def _fit(
     prune(directory, experiment.execution.keep_checkpoints)
     # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, and only data-parallel ranks talk at all.
     backend = "nccl" if need.gpus >= 1 and phase.ct_workers > 1 else "gloo"
-    TorchTrainer(
+    Trainer(
         rank_loop,
         train_loop_config={"plan": Plan(experiment, directory, data_dir, device, backend, phase, last)},
         torch_config=OwnProcessGroup(),
@@ -160,7 +173,7 @@ def train_parallel(
                 last = min(phase.last, end)
                 if finished() < last and not (directory / DIVERGED).exists():
                     _fit(experiment, directory, data, phase, last, where, policy)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             raise StoppedError(
                 f"stopped after epoch {finished()}, which is saved in {directory}.\n"
                 f"Continue with: cure-ray train {directory / 'experiment.yaml'} --out {directory} --resume"
