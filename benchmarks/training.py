@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from sections import context, write_section
 from textbook import loss as textbook_loss
 
-from cure_ray.bounds.interval import read_blocks
+from cure_ray.bounds.folding import read_blocks
 from cure_ray.config import Experiment, resolve
 from cure_ray.training.epochs import ONE_PROCESS, Learner, _streams
 from cure_ray.training.loop import new_network, place
@@ -133,8 +133,8 @@ def main() -> None:
     rows = [row for net in plan for row in measure(*net)]
     header = "| network | method | ours, ms | floor, ms | ours / floor | textbook, ms | textbook / ours |\n|---|---|---|---|---|---|---|"
     body = (
-        f"{context(0, 1)}\n\nMedian CPU milliseconds of one full-radius step on 28x28 images. `floor` is the sum of the plain passes a method "
-        "cannot avoid; `textbook` is benchmarks/textbook.py. Steps of all kinds are taken in turns.\n\n"
+        f"{context(0, 1)}\n\nMedian CPU milliseconds of one full-radius step on 28x28 images. `floor` is the sum of the plain passes a "
+        "method cannot avoid; `textbook` is benchmarks/textbook.py. Steps of all kinds are taken in turns.\n\n"
         f"{header}\n" + "\n".join(rows) + f"\n\n{merge_row(1.0)}"
     )
     print(body)

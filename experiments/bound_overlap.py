@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from common import context, parser, start, table, title
 from torch import Tensor
 
-from cure_ray.bounds.interval import FoldedNetwork, Region, fold_running, propagate, read_blocks
+from cure_ray.bounds.folding import FoldedNetwork, fold_running, read_blocks
+from cure_ray.bounds.interval import Region, propagate
 from cure_ray.checkpoints import load_checkpoint
 from cure_ray.config.transforms import training_transformation
 from cure_ray.training.cgt import draw_range, interval_batch

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.interval import Blocks, Region, clean_forward, fold_batch, propagate, upper_bounds
+from cure_ray.bounds.folding import Blocks, clean_forward, fold_batch
+from cure_ray.bounds.interval import Region, propagate, upper_bounds
 from cure_ray.bounds.interval_images import Ranges, build_warps, pixel_columns, transformed
 from cure_ray.config import Experiment
 from cure_ray.config.transforms import Transformation, training_transformation

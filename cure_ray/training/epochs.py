@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray import seeding
-from cure_ray.bounds.interval import read_blocks
+from cure_ray.bounds.folding import read_blocks
 from cure_ray.config import Experiment
 from cure_ray.datasets import AugmentationTable, Images, augmented_batch
 from cure_ray.training.cgt import cgt_step

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from cure_ray.bounds.interval import certified, fold_running, full_region, propagate, read_blocks, upper_bounds
+from cure_ray.bounds.folding import fold_running, read_blocks
+from cure_ray.bounds.interval import certified, full_region, propagate, upper_bounds
 from cure_ray.config import Experiment
 from cure_ray.datasets import Images
 from cure_ray.norms import NORMS

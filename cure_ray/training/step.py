@@ -1,5 +1,6 @@
 """One training step: clean pass, attacks, regions, objective, regularisers (docs/algorithms.md 5.7). Reads nothing back to the host."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -7,13 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.interval import Blocks, FoldedNetwork, Region, clean_forward, fold_batch, fold_running, propagate, upper_bounds
+from cure_ray.bounds.folding import Blocks, FoldedNetwork, clean_forward, fold_batch, fold_running
+from cure_ray.bounds.interval import Propagated, Region, propagate, upper_bounds
 from cure_ray.config import Experiment, Training
 from cure_ray.norms import Norm, P
 from cure_ray.training import losses as objectives
 from cure_ray.training.region import Noise, RegionSpec, build_regions
 from cure_ray.training.regularizers import l1_norm, warmup
 
+Propagate = Callable[..., Propagated]
+AttackLogits = Callable[[FoldedNetwork, Tensor], Tensor]
 STANDARD_RADIUS = 1e-6  # the box the warm-up regulariser looks at while nothing is propagated yet (5.6)
 
 
@@ -54,6 +58,14 @@ class StepResult:
     @property
     def loss(self) -> Tensor:
         return torch.stack(list(self.terms.values())).sum()
+
+
+@functools.cache
+def _kernels(compiled: bool) -> tuple[Propagate, AttackLogits]:
+    """The two passes a step spends its time in, eager or through torch.compile (execution.compile)."""
+    if compiled:
+        return torch.compile(propagate), torch.compile(FoldedNetwork.attack_logits)
+    return propagate, FoldedNetwork.attack_logits
 
 
 def _reference(regions: Sequence[Region], norms: Sequence[Norm]) -> int:
@@ -110,12 +122,13 @@ def certified_step(
     count = len(x) * ranks.world
     clean_logits, stats = clean_forward(blocks, x, ranks.all_sum, ranks.world)
     specs = region_specs(experiment, rho, len(x), streams)
-    frozen = fold_running(blocks)
-    regions = build_regions(frozen.attack_logits, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs])
+    bound, attack_logits = _kernels(experiment.execution.compile)
+    frozen = functools.partial(attack_logits, fold_running(blocks))
+    regions = build_regions(frozen, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs])
     network = fold_batch(blocks, stats)
     warming = training.warmup_weight > 0 and rho < 1
     points = not warming and all(s.ratio == 0 for s in specs)
-    boxes = propagate(network, regions, training.relu_shrink or 1.0, keep_hidden=warming, points=points)
+    boxes = bound(network, regions, training.relu_shrink or 1.0, keep_hidden=warming, points=points)
     ys = [y if s.rows is None else y[s.rows] for s in specs]
     u_all = upper_bounds(network, boxes, torch.cat(ys))
     u = list(u_all.split([len(part) for part in ys]))

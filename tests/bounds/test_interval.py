@@ -9,20 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cure_ray.bounds.interval import (
-    Region,
-    _BatchNorm,
-    certified,
-    clean_forward,
-    dual_norm_of_rows,
-    fold_batch,
-    fold_running,
-    full_region,
-    interval_relu,
-    propagate,
-    read_blocks,
-    upper_bounds,
-)
+from cure_ray.bounds.folding import _BatchNorm, clean_forward, fold_batch, fold_running, read_blocks
+from cure_ray.bounds.interval import Region, certified, dual_norm_of_rows, full_region, interval_relu, propagate, upper_bounds
 from cure_ray.networks import Network, Normalize
 
 

@@ -5,7 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.interval import Region, fold_batch, propagate, read_blocks, upper_bounds
+from cure_ray.bounds.folding import fold_batch, read_blocks
+from cure_ray.bounds.interval import Region, propagate, upper_bounds
 from cure_ray.config import Dataset
 from cure_ray.datasets import load_dataset
 from cure_ray.networks import Network, conv_small, mlp

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from helpers import batch, experiment, streams
 
-from cure_ray.bounds.interval import clean_forward, fold_batch, propagate, read_blocks, upper_bounds
-from cure_ray.config import METHODS
+from cure_ray.bounds.folding import clean_forward, fold_batch, read_blocks
+from cure_ray.bounds.interval import propagate, upper_bounds
+from cure_ray.config import METHODS, resolve
 from cure_ray.training.epochs import ONE_PROCESS
 from cure_ray.training.loop import new_network
 from cure_ray.training.losses import robust_cross_entropy
@@ -60,6 +61,19 @@ def test_joint_ends_at_the_single_norms() -> None:
     assert max(linf, l2) - 1e-5 <= largest <= linf + l2
 
 
+def test_a_compiled_step_computes_the_same() -> None:
+    losses = []
+    for compiled in (False, True):
+        described = resolve({"preset": "smoke", "network": {"name": "mlp", "width": 0.2}, "execution": {"compile": compiled}})
+        network = new_network(described).train()
+        x, y = batch(16)
+        result = certified_step(read_blocks(network), x, y, 1.0, described, streams(described), list(network.parameters()), ONE_PROCESS)
+        result.loss.backward()
+        losses.append((float(result.loss.detach()), network[1].weight.grad))
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-4)
+    assert torch.allclose(losses[0][1], losses[1][1], atol=1e-4)
+
+
 def test_scratch_without_alignment_and_projection_is_max() -> None:
     ours, theirs = one_step("scratch", eta=0.0)[1], one_step("max")[1]
     assert torch.equal(ours.loss, theirs.loss)
@@ -72,7 +86,7 @@ def test_adversarial_training_is_cross_entropy_at_the_attacked_point_under_clean
     x, y = batch(16)
     blocks = read_blocks(reference)
     _, stats = clean_forward(blocks, x)
-    from cure_ray.bounds.interval import fold_running
+    from cure_ray.bounds.folding import fold_running
 
     spec = RegionSpec("l2", 0.35, 0.0, False)
     (region,) = build_regions(fold_running(blocks).logits, x, y, [spec], described.training.attack, [streams(described).attacks["l2"]])
@@ -100,7 +114,7 @@ def test_at_lambda_one_a_ball_loss_bounds_every_attack_in_the_ball() -> None:
     network = new_network(described).eval()
     x, y = batch(16)
     blocks = read_blocks(network)
-    from cure_ray.bounds.interval import fold_running
+    from cure_ray.bounds.folding import fold_running
 
     folded = fold_running(blocks)
     noise = streams(described).attacks["l2"]
