@@ -24,7 +24,7 @@ def context(seed: int, threads: int) -> str:
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d} with `{' '.join(['python', *sys.argv])}`: {_cpu_name()}, {os.cpu_count()} cores, "
         f"{threads} thread(s), no GPU; torch {torch.__version__}, Python {platform.python_version()}; seed {seed}; "
-        f"load average {os.getloadavg()[0]:.1f} at the end, so other work {'did' if os.getloadavg()[0] > 1.5 else 'did not'} share the machine."
+        f"load average {os.getloadavg()[0]:.1f} at the end (above 1: other work shared the machine)."
     )
 
 
