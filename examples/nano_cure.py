@@ -29,7 +29,8 @@ test = torch.arange(len(y_all)) % 5 == 0
 x_train, y_train, x_test, y_test = x_all[~test], y_all[~test], x_all[test], y_all[test]
 
 net = nn.Sequential(
-    nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
+    nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10),
 )  # fmt: skip
 for layer in list(net)[:-1]:
     if isinstance(layer, nn.Conv2d | nn.Linear):  # small weights, so that boxes neither explode nor vanish
@@ -131,4 +132,4 @@ for e in range(1, EPOCHS + 1):
     if rho == 1:
         project(net, start, natural)
     if e % 5 == 0:
-        print(f"epoch {e}/{EPOCHS}  radius {100 * rho:.0f} %  loss {loss:.3f}  proven on {len(y_test)} test images: {report(net)}", flush=True)
+        print(f"epoch {e}/{EPOCHS}  radius {100 * rho:.0f} %  loss {loss:.3f}  on {len(y_test)} test images: {report(net)}", flush=True)
