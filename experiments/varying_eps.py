@@ -3,7 +3,7 @@
     python experiments/varying_eps.py runs/linf runs/l2 runs/scratch --images 50
 
 A certificate at a radius holds at every smaller one, a counterexample at every larger one: each sample is bisected over the grid
-instead of certified at every point of it.
+instead of certified at every point of it. An undecided radius is taken to be undecided at larger ones too; no certificate is invented.
 """
 
 from collections.abc import Callable, Sequence
