@@ -108,6 +108,21 @@ def ranks_of(directory: Path, key: str = "pid") -> list[int]:
     return [pid for pid in found if pid]
 
 
+def spoil(verdicts: Path, kind: str, name: str, rng: random.Random) -> None:
+    """One fault of a disk or of a writer that died."""
+    victim = verdicts / name
+    if kind == "torn":
+        victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    elif kind == "missing":
+        victim.unlink()
+    elif kind == "doubled":
+        (verdicts / f"copy-of-{name}").write_bytes(victim.read_bytes())
+    elif kind == "foreign":
+        (verdicts / f"{rng.random()}.parquet").write_bytes(b"not parquet")
+    else:
+        (verdicts / f".{name}.deadbeef.partial").write_bytes(b"half")
+
+
 def test_training_loses_ranks_and_reducers_and_ends_with_the_same_bits(nodes: object, tmp_path: Path) -> None:
     """6 faults: certified and natural ranks, reducer, each by SIGKILL or SIGTERM."""
     from cure_ray.cluster.workers import FailurePolicy
@@ -193,7 +208,7 @@ def test_sweep_loses_workers_drivers_and_a_node(nodes: object, tmp_path: Path) -
 
 
 def test_certification_loses_workers_shards_and_disks_and_gives_the_same_table(nodes: object, tmp_path: Path) -> None:
-    """24 faults: workers by SIGKILL, a stopped (slow) worker, torn, missing, doubled and foreign shards, a full disk."""
+    """About 35 faults: workers by SIGKILL, a stopped (slow) worker, torn, missing, doubled and foreign shards, a full disk."""
     loaded = load_checkpoint(train_run(tiny(method="linf", epochs=2), tmp_path / "run", quiet=True).checkpoint)
     images = load_dataset(loaded.experiment.dataset, "test")
     samples = Samples("digits", "test", images.pixels(), images.labels)
@@ -247,19 +262,18 @@ def test_certification_loses_workers_shards_and_disks_and_gives_the_same_table(n
 
     rng, store = random.Random(1), Store.open(tmp_path / "slow")
     verdicts = tmp_path / "slow" / "verdicts"
-    for kind in ("torn", "missing", "doubled", "foreign", "torn", "missing", "partial", "foreign"):
-        victim = verdicts / rng.choice(store.shards())
-        if kind == "torn":
-            victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
-        elif kind == "missing":
-            victim.unlink()
-        elif kind == "doubled":
-            (verdicts / f"copy-of-{victim.name}").write_bytes(victim.read_bytes())
-        elif kind == "foreign":
-            (verdicts / f"{rng.random()}.parquet").write_bytes(b"not parquet")
-        else:
-            (verdicts / f".{victim.name}.deadbeef.partial").write_bytes(b"half")
-        FAULTS[f"{kind} shard"] += 1
+    for kinds in (
+        ("torn", "missing", "doubled"),
+        ("foreign", "torn", "partial"),
+        ("missing", "doubled", "torn"),
+        ("partial", "foreign", "missing"),
+        ("torn", "torn", "torn"),
+        ("missing", "missing", "foreign"),
+        ("doubled", "torn", "missing"),
+    ):
+        for kind, name in zip(kinds, rng.sample(store.shards(), 3), strict=True):
+            spoil(verdicts, kind, name, rng)
+            FAULTS[f"{kind} shard"] += 1
         findings = fsck(store)
         assert findings
         for finding in findings:
