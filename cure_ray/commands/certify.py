@@ -105,6 +105,8 @@ def certify(
         if len(tasks) > 1:
             print(f"\n{task.subject.name} ({task.job.checkpoint_digest[:12]})")
         print(summary(table.filter(_rows(table, task.indices)), task.job.checkpoint_digest, names))
+        clean = store.about(task.job.checkpoint_digest)["clean_all"]
+        print(f"clean on all {clean['images']} images of the split: {100 * clean['correct'] / clean['images']:.2f} %")
         if cross_check:
             indices = set(task.indices)
             digest = task.job.checkpoint_digest
@@ -130,6 +132,7 @@ def _task(
     from cure_ray.certify.cascade import Certifier
     from cure_ray.certify.engines import make_engine
     from cure_ray.certify.settings import Job, plan
+    from cure_ray.commands.certify_subject import describe
     from cure_ray.datasets import select_samples
     from cure_ray.results.store import Store
 
@@ -142,7 +145,7 @@ def _task(
     job = Job(
         subject.digest, subject.samples.dataset, split, subject.samples.digest, judge.name, judge.version, settings, seed, union_only
     )
-    done = Store.create(root, job.dataset, split, job.data_digest, many).begin(job, threats, indices, subject.about)
+    done = Store.create(root, job.dataset, split, job.data_digest, many).begin(job, threats, indices, describe(subject, device))
     if union_only:
         pilot = indices[:16]
         x, y = subject.samples.images[pilot].to(device), subject.samples.labels[pilot].to(device)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from cure_ray.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from cure_ray.certify.runner import Samples
@@ -53,9 +54,42 @@ def load_subject(
     about = {
         "name": experiment.name, "method": experiment.training.method, "seed": experiment.seed, "config_hash": experiment.config_hash,
         "epoch": loaded.epoch, "checkpoint": str(loaded.path.absolute()),
-        "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}),
+        "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}), **_trained(loaded.path),
     }  # fmt: skip
     return Subject(loaded.network, loaded.digest, experiment.name, samples, threats, experiment.certification, about)
+
+
+def _trained(checkpoint: Path) -> dict[str, Any]:
+    """Hardware and versions of the training, so that a store tells them without its run directory."""
+    import json
+
+    described = checkpoint.parent.parent / "run.json"
+    try:
+        known = json.loads(described.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: known[key] for key in ("hardware", "versions") if key in known}
+
+
+def describe(subject: Subject, device: "torch.device") -> dict[str, Any]:
+    """What the store keeps of a checkpoint: where it came from, where it was certified, and its clean accuracy on every image of the
+    split, which is what papers report beside certificates on a few."""
+    from cure_ray.run import hardware
+
+    return {**subject.about, "certified_on": hardware(device), "clean_all": clean_accuracy(subject, device)}
+
+
+def clean_accuracy(subject: Subject, device: "torch.device") -> dict[str, int]:
+    import torch
+
+    network = subject.network.to(device).eval()
+    with torch.no_grad():
+        correct = sum(
+            int((network(x.to(device)).argmax(1).cpu() == y).sum())
+            for x, y in zip(subject.samples.images.split(500), subject.samples.labels.split(500), strict=True)
+        )
+    subject.network.cpu()
+    return {"correct": correct, "images": len(subject.samples)}
 
 
 def _from_onnx(onnx: Path, data: Path | None) -> Subject:
