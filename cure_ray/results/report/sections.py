@@ -1,6 +1,7 @@
 """What the report says, as plain values for the template: one `Setting` per data set and set of radii."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,11 @@ def _facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
     mine = loaded.verdicts[loaded.verdicts["checkpoint_digest"].isin([e.evaluation.checkpoint for e in entries])]
     seeds = sorted({e.info.seed for e in entries})
     networks = sorted({str(e.info.setting("network.name")) for e in entries if e.info.experiment})
-    machines = sorted({_machine(e) for e in entries} - {""})
+    machines = sorted({_machine(e.info.hardware) for e in entries} - {""})
+    provers = sorted({_machine(e.info.about.get("certified_on") or {}) for e in entries} - {""})
+    clean = [
+        f"{e.label} {100 * c['correct'] / c['images']:.2f} % of {c['images']:,}" for e in entries if (c := e.info.about.get("clean_all"))
+    ]
     budgets = []
     for stages, seconds, nodes, box in _distinct(mine[mine["family"] == "lp"], ["stages", "budget_seconds", "budget_nodes", "box"]):
         bab = f"; branch and bound {seconds:g} s or {nodes:,} sub-problems per image and threat" if "branch" in str(stages) else ""
@@ -91,13 +96,14 @@ def _facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
         ("stages and budgets", " / ".join(budgets)),
         ("certification time", f"{duration(float(mine['seconds'].sum()))} for {len(mine):,} verdicts"),
         ("trained on", "; ".join(machines) or "not recorded"),
+        ("certified on", "; ".join(provers)),
+        ("clean accuracy on the whole split", "; ".join(clean)),
         ("versions", "; ".join(versions)),
     ]
     return tuple((k, v) for k, v in facts if v)
 
 
-def _machine(entry: Entry) -> str:
-    h = entry.info.hardware
+def _machine(h: Mapping[str, Any]) -> str:
     if not h:
         return ""
     return str(h.get("gpu") or f"{h.get('processor') or h.get('machine')}, {h.get('cpus')} CPUs")
