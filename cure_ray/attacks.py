@@ -156,7 +156,7 @@ def check_witness(replay: nn.Module, x_BCHW: Tensor, y_B: Tensor, candidates_BCH
     delta = candidates_BCHW.detach().to("cpu", torch.float64).flatten(1) - flat
     delta = torch.nan_to_num(delta, nan=0.0, posinf=0.0, neginf=0.0)
     # Adding an offset to a pixel rounds by at most 2^-53 each way; all pixels together by the norm of that.
-    rounding = distance(torch.full_like(flat[:1], 2.0**-52), threat.norm)
+    rounding = distance(flat.new_full((flat.shape[1],), 2.0**-52), threat.norm)
     inner = Threat(threat.norm, max(0.0, threat.eps * _INSIDE - float(rounding)))
     images = (flat + project(delta, flat, inner)).clamp(0, 1)
     inside = (distance(images - flat, threat.norm) <= threat.eps) & ((images >= 0) & (images <= 1)).all(1)
