@@ -13,6 +13,8 @@ from torch import Tensor
 from cure_ray.errors import UserError, nearest
 from cure_ray.norms import DUAL, NORMS, Norm, P
 
+NEGLIGIBLE = 1e-15
+
 
 @dataclass(frozen=True)
 class Threat:
@@ -98,7 +100,7 @@ def minimise_linear(A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Thr
     base = _dot(A, x)
     if eps == 0:
         return base, torch.zeros_like(A)
-    if not box:
+    if not box or eps < NEGLIGIBLE:  # the whole ball contains ball∩box; below this radius eps * eps underflows in float32
         value, d = _ball_l2(A, eps) if threat.norm == "l2" else _ball_l1(A, eps)
     else:
         value, d = _boxed_l2(A, low, high, eps, steps) if threat.norm == "l2" else _boxed_l1(A, low, high, eps)

@@ -54,6 +54,7 @@ class NativeEngine:
         work_limit: int = 50_000_000,
         branching: Settings | None = None,
         stop_early: bool = True,
+        input_shape: tuple[int, ...] | None = None,
     ) -> None:
         self.network, self.device = network, torch.device(device)
         self.memory_budget, self.hidden, self.work_limit = memory_budget, hidden, work_limit
@@ -62,7 +63,7 @@ class NativeEngine:
         self.backoffs: list[str] = []  # every time memory ran out and the batch was halved
         self.search: Compiled | None = None
         self.decide: Compiled | None = None
-        shape = getattr(network, "input_shape", None)
+        shape = input_shape or getattr(network, "input_shape", None)
         if shape is not None:
             self._compile(tuple(shape))
 

@@ -196,7 +196,7 @@ class _Batch:
                 self._branch(problem, alive)
                 return
             margins = self.c.engine.margins(problem, _as_stage(stage)).to("cpu", torch.float64)
-        except UserError:
+        except (UserError, SoundnessError):
             raise
         except Exception as error:
             if len(alive) == 1:

@@ -14,7 +14,7 @@ def make_engine(name: str, network: nn.Module, device: torch.device, input_shape
     if name == "native":
         from cure_ray.bounds.native import NativeEngine
 
-        return NativeEngine(network, device)  # type: ignore[arg-type]  # it reads any nn.Module or says what it cannot read
+        return NativeEngine(network, device, input_shape=input_shape)  # type: ignore[arg-type]  # it says what it cannot read
     if name == "auto_lirpa":
         from cure_ray.bounds.lirpa import LirpaEngine
 

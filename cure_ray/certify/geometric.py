@@ -203,7 +203,7 @@ class _Search:
             todo = (~proven(margins) & small).nonzero(as_tuple=True)[0]
             if len(todo):
                 tight = box_margins(self.engine, low[todo], high[todo], self.y[index[todo]], self.stage)
-                margins[todo] = torch.maximum(margins[todo], tight)  # NaN stays visible
+                margins[todo] = tight  # one stage certifies alone: an unproven row of the first may hold float32 margins
         return self._learn(work, margins.cpu(), proven(margins).tolist(), started)
 
     def _learn(self, work: Sequence[tuple[Cell, list[int]]], margins: Tensor, ok: list[bool], started: float) -> list[list[bool]]:

@@ -1,1 +1,1 @@
-"""Everything on Ray: parallel training, sweeps, distributed certification, clusters. No other room imports ray."""
+"""Everything on Ray: parallel training, sweeps, distributed certification, clusters. No other package here imports ray."""

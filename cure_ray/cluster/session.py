@@ -1,4 +1,4 @@
-"""A Ray session: an embedded one on loopback, or an existing cluster. What the rest of this room may assume about Ray is said here."""
+"""A Ray session: an embedded one on loopback, or an existing cluster. What the rest of this package may assume about Ray is said here."""
 
 import logging
 import math

@@ -133,10 +133,15 @@ def _terms(text: str) -> list[tuple[Kind, float, int]]:
         place += 1
 
 
+def _number(amount: float) -> str:
+    """Short where that is exact: two ranges that differ must never share a name, or one would inherit the other's certificates."""
+    return f"{amount:g}" if float(f"{amount:g}") == amount else repr(amount)
+
+
 def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...] | None = None) -> Transformation:
     """Read a composed transformation. Leaf widths (degrees, pixels, factors): given, or the data set's named ones, or defaults."""
     terms = _terms(text)
-    canonical = ",".join(f"{kind}({amount:g})" for kind, amount, _ in terms)
+    canonical = ",".join(f"{kind}({_number(amount)})" for kind, amount, _ in terms)
     steps, pixelwise = list[Step](), False
     for kind, amount, place in terms:
         if kind in SPATIAL and pixelwise:

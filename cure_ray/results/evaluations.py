@@ -202,7 +202,7 @@ def _block(
         raise UserError(
             f"checkpoint {checkpoint[:12]}: sample {samples[twice // len(here)]} has more than one verdict for "
             f"{named[here[twice % len(here)]].name}: it was certified twice, and one table must not mix settings. "
-            "Read one store at a time; `cure-ray certify --check DIR` finds duplicates inside one."
+            "Read one store at a time; `cure-ray fsck DIR` finds duplicates inside one."
         )
     shape = (len(samples), len(here))
 

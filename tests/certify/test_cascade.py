@@ -9,7 +9,7 @@ import certify_tiny as tiny
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from cure_ray.attacks import AttackSettings, margin, replay_network
 from cure_ray.bounds.engine import Branching, Engine, Problem, Stage
@@ -19,6 +19,7 @@ from cure_ray.certify.cascade import Certifier, Outcome, certify_batch
 from cure_ray.certify.settings import CASCADE, CascadeSettings
 from cure_ray.certify.verdict import SKIPPED, Status
 from cure_ray.errors import SoundnessError, UserError
+from cure_ray.networks import Network
 from cure_ray.threats import Threat, distance
 
 THREATS = [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 0.4)]
@@ -191,3 +192,18 @@ def test_a_stage_the_engine_does_not_have_is_a_user_error() -> None:
     with pytest.raises(UserError, match="crown-ibp"):
         CascadeSettings(("crown-ipb",))
     assert CascadeSettings(("crown", "ibp")).stages == ("ibp", "crown"), "stages run in the order of the cascade"
+
+
+def test_an_unsound_bound_from_branch_and_bound_stops_the_run_too(tmp_path: Path) -> None:
+    """The alarm is raised inside the stage that isolates failing samples; it must not be isolated itself."""
+
+    class Lying(NativeEngine):
+        def branch(self, problem, seconds, nodes):  # type: ignore[no-untyped-def]
+            return [Branching(torch.full((self.search.classes - 1,), 1e6, dtype=torch.float64), 1, 0.0, False)] * problem.size
+
+    torch.manual_seed(0)
+    network = Network([nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)], (1, 4, 4), 3).eval()
+    x = torch.rand(6, 1, 4, 4)
+    settings = CascadeSettings(stages=("attack", "branch-and-bound"), seconds=1.0)
+    with pytest.raises(SoundnessError):
+        certify_batch(Lying(network), network, x, network(x).argmax(1), Threat("linf", 1e-3), settings, bundles=tmp_path)

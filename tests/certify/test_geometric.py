@@ -222,3 +222,9 @@ def test_an_image_outside_the_domain_is_an_error_and_never_certified() -> None:
     broken[1, 0, 0, 0] = 1.5
     found = certify_geometric(NativeEngine(network), network, broken, y[:3], parse_transformation("R(1)"))
     assert [o.status for o in found[:2]] == [Status.ERROR, Status.ERROR]
+
+
+def test_ranges_that_differ_have_names_that_differ() -> None:
+    assert parse_transformation("R(10)").text == "R(10)"
+    assert parse_transformation("R(10.000001)").text != parse_transformation("R(10)").text
+    assert parse_transformation(parse_transformation("R(10.000001)").text).text == parse_transformation("R(10.000001)").text

@@ -3,6 +3,7 @@
 import json
 import pickle
 import struct
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
 from cure_ray.training.loop import new_network
 
-TOUCHED = "/tmp/cure_ray_was_here"
+TOUCHED = str(Path(tempfile.mkdtemp()) / "cure_ray_was_here")
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{n}: &{n} [{','.join(['*' + p] * 9)}]\n" for p, n in zip("abcdefgh", "bcdefghi", strict=True)
 )
