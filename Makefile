@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Quiet, loopback-only, deterministic Ray for embedded runs and tests.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help install quickstart test lint docs soundness chaos benchmarks clean
+.PHONY: help install quickstart test lint browser docs soundness chaos benchmarks clean
 
 help:
 	@echo "make quickstart  install, then train, certify and report a small real experiment"
@@ -33,7 +33,14 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint
+# The report is tested in a real browser: take the one that is there, or install Debian's where we may.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	  apt-get install -y -qq chromium chromium-driver >/dev/null; } || \
+	echo "no browser found and none could be installed: the report's browser tests will be skipped"
+
+test: lint browser
 	$(BIN)/python -m pytest -q
 
 docs: install
