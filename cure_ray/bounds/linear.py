@@ -130,7 +130,7 @@ class Ascent:
 def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], relaxations: list[Relaxation], C_BSK: Tensor) -> Tensor:
     """CROWN with adaptive lower slopes and, for samples these leave open, also with zero slopes: neither dominates.
 
-    Zero slopes pay where ball∩box makes the adaptive ones flip; for l_inf they cost as much as the whole pass and add next to
+    Zero slopes pay where ball∩box makes the adaptive ones flip; elsewhere they cost as much as the whole pass and add next to
     nothing that alpha-CROWN would not find.
     """
     A_BSN, b_BS, guard_BS = start_rows(net, C_BSK)
@@ -139,7 +139,7 @@ def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], rel
     layers = net.layers[:-1]
     value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, [r.adaptive_BN for r in relaxations], net.gamma).value_BS
     left = (~(value_BS > 0).all(1)).nonzero(as_tuple=True)[0]
-    if len(left) and domain.threat.norm != "linf":
+    if len(left) and domain.box and domain.threat.norm != "linf":
         some = relaxations if len(left) == len(value_BS) else [r.select(left) for r in relaxations]
         zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in some]
         other = evaluate(layers, some, domain.select(left), A_BSN[left], b_BS[left], zero, net.gamma).value_BS
