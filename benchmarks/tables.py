@@ -2,7 +2,7 @@
 
     python benchmarks/tables.py [--rows 600000]
 
-Measured: 3.5 s of CPU time on an AMD EPYC core (read 1.5 s of them).
+Measured: 3.5 to 4.3 s of CPU time on a busy AMD EPYC core; the wall time has not been measured on an idle one.
 """
 
 import argparse
