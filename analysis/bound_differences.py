@@ -39,7 +39,7 @@ def main(analysis: Analysis) -> None:
         threats = [t.name for t in one.evaluation.threats if t.norm in ("linf", "l2")]
         table = rows[rows["threat"].isin(threats)].assign(worst=lambda r: r["margins"].map(min))
         wide = table.pivot_table(index="sample_index", columns=["method", "threat"], values="worst", observed=True).dropna()
-        if wide.empty or wide.shape[1] < 2 * len(threats):
+        if wide.empty or not threats or wide.shape[1] < 2 * len(threats):
             analysis.missing(f"{setting}: images with bounds in every norm for both methods")
             continue
         gap = (wide[two.label] - wide[one.label]).sum(axis=1)

@@ -4,7 +4,7 @@ python analysis/geometric_table.py STORE --out analysis/out
 """
 
 from cure_ray.results.outputs import Analysis, script
-from cure_ray.results.tables import accuracy_table
+from cure_ray.results.tables import accuracy_table, readable, seed_table
 
 
 def main(analysis: Analysis) -> None:
@@ -13,15 +13,15 @@ def main(analysis: Analysis) -> None:
     if not threats:
         analysis.missing("verdicts for geometric perturbations and patches: certify a checkpoint for them first")
         return
-    table = accuracy_table(analysis.study)
+    table = seed_table(analysis.study)
     columns = [c for c in (*(f"cert_{t}" for t in threats), "gcr_geo", "gcr_all") if c in table]
     done = table[table[columns].notna().any(axis=1)].astype({"n_gcr": int})
-    analysis.table(
-        "geometric_table",
-        done[["setting", "method", "seed", "n_gcr", *columns]],
-        "Certified accuracy (%) against geometric perturbations and patches, per run",
-    )
-    for row in table[table[columns].isna().any(axis=1)].itertuples():
+    who = done[["setting", "method", "seeds", "n_gcr"]]
+    ends = [f"{c}{end}" for c in columns for end in ("", "_sd", "_low", "_high")]
+    caption = "Certified accuracy (%) against geometric perturbations and patches, 95 % Wilson intervals; GCR: their mean"
+    analysis.table("geometric_table", who.join(done[ends]), caption, shown=who.join(readable(done, columns)))
+    runs = accuracy_table(analysis.study)
+    for row in runs[runs[columns].isna().any(axis=1)].itertuples():
         analysis.missing(f"{row.method}, seed {row.seed}: some of {', '.join(threats)}")
 
 

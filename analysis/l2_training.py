@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cure_ray.results.outputs import Analysis, script
 from cure_ray.results.paper import read_paper
-from cure_ray.results.tables import seed_table
+from cure_ray.results.tables import readable, seed_table
 
 
 def main(analysis: Analysis) -> None:
@@ -17,7 +17,8 @@ def main(analysis: Analysis) -> None:
     if "cert_l2" in table:
         own = table[table["method"].isin(wanted)]
         columns = [c for c in ("setting", "method", "seeds", "n", "clean", "cert_l2", "cert_l2_low", "cert_l2_high") if c in own]
-        analysis.table("l2_training", own[columns], "Certified l2 accuracy (%)")
+        shown = own[["setting", "method", "seeds", "n"]].join(readable(own, ["clean", "cert_l2"]))
+        analysis.table("l2_training", own[columns], "Certified l2 accuracy (%)", shown=shown)
     paper = read_paper(Path(__file__).parent / "paper")
     analysis.table("l2_training_paper", paper[paper["experiment"].isin(["l2_certified_vs_pgd", "compare_l2"])], "The paper's values")
     for method in ("l2", "l2_pgd"):

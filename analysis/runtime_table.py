@@ -31,7 +31,8 @@ def main(analysis: Analysis) -> None:
     for e in analysis.study.entries:
         value, what = seconds(e.info)
         machine = e.info.hardware.get("gpu") or e.info.hardware.get("processor") or "not recorded"
-        theirs = paper[(paper["dataset"].map(DATASETS) == e.evaluation.dataset) & (paper["method"] == e.label)]["value"]
+        name = e.info.paper_name if "[" not in e.label else e.label  # a variant has no counterpart
+        theirs = paper[(paper["dataset"].map(DATASETS) == e.evaluation.dataset) & (paper["method"] == name)]["value"]
         rows.append(
             {
                 "dataset": e.evaluation.dataset, "network": e.info.setting("network.name"), "method": e.label, "seed": e.info.seed,

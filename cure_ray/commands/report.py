@@ -22,6 +22,10 @@ def report(
     checkpoint: Annotated[
         list[str], typer.Option("--checkpoint", help="Only this checkpoint (first digits of its digest); repeatable.")
     ] = [],  # noqa: B006
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="METHOD", help="Also print how every method differs from this one, and p-values.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--names", help="Call rows by the experiments' names instead of their methods.")] = False,
     images: Annotated[int, typer.Option("--images", min=0, help="Images per method in the gallery.")] = 24,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -32,13 +36,17 @@ def report(
     """
     from cure_ray.results.frames import load
     from cure_ray.results.report.build import report_path, write_loaded
-    from cure_ray.results.tables import compact_table
+    from cure_ray.results.tables import BASELINE_NOTE, compact_table
 
     for folder in runs:
         if not folder.is_dir():
             raise typer.BadParameter(f"{folder} is not a directory", param_hint="--runs")
-    loaded = load(directory, threat, checkpoint, runs)
-    print("certified accuracy in %, 95 % Wilson intervals")
-    print(compact_table(loaded.study).to_string(index=False))
+    loaded = load(directory, threat, checkpoint, runs, names)
+    table = compact_table(loaded.study, baseline)
+    seeds = ", mean ± deviation over seeds" if (table["seeds"] > 1).any() else ""
+    print(f"certified accuracy in %{seeds}, 95 % Wilson intervals")
+    print(table.to_string(index=False))
+    if baseline is not None:
+        print(BASELINE_NOTE)
     path = write_loaded(loaded, report_path(directory, out), data_dir, runs, images)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

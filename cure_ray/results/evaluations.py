@@ -4,6 +4,7 @@ Blocks of small integers instead of grouped rows: 600,000 verdicts become tables
 an `all` over an axis. Nothing here guesses: rows that contradict each other, or a union with holes, are errors that say so.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -122,13 +123,26 @@ class Evaluation:
             for i, threat in enumerate(threats):
                 lacking = self.samples[rows & ~present[:, i]]
                 if len(lacking):
-                    some = ", ".join(map(str, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
-                    parts.append(f"{threat.name} lacks {len(lacking)} of {int(rows.sum())} samples ({some})")
+                    parts.append(f"{threat.name} lacks {len(lacking)} of {int(rows.sum())} samples ({named_samples(lacking)})")
             raise UserError(
                 f"checkpoint {self.short}: a union needs a verdict for every sample and threat, but "
                 f"{'; '.join(parts)}. Run the same `cure-ray certify` command again: it continues where it stopped."
             )
-        pick = np.ix_(rows, columns)
+        return self._pick(rows, threats)
+
+    def common(self, threats: Sequence[ThreatColumn]) -> "Evaluation":
+        """The samples that have a verdict for each of these threats: grids are dear, and some may cover fewer images than others."""
+        columns = [self.threats.index(t) for t in threats]
+        rows: Bools = np.asarray((self.status[:, columns] != ABSENT).all(1))
+        if not rows.any():
+            raise UserError(
+                f"checkpoint {self.short}: no image has a verdict for each of {', '.join(t.name for t in threats)}; "
+                "certify the same images for all of them (equal --samples)"
+            )
+        return self._pick(rows, threats)
+
+    def _pick(self, rows: Bools, threats: Sequence[ThreatColumn]) -> "Evaluation":
+        pick = np.ix_(np.flatnonzero(rows), np.array([self.threats.index(t) for t in threats]))
         return replace(
             self,
             threats=tuple(threats),
@@ -141,6 +155,12 @@ class Evaluation:
             attack_margin=self.attack_margin[pick],
             seconds=self.seconds[pick],
         )
+
+
+def named_samples(indices: Iterable[int]) -> str:
+    """The first few, for messages."""
+    first = [str(i) for i in itertools.islice(indices, 6)]
+    return ", ".join(first[:5]) + (", ..." if len(first) > 5 else "")
 
 
 REQUIRED = (
@@ -197,12 +217,17 @@ def _block(
     samples, i = np.unique(columns["sample_index"][rows], return_inverse=True)
     j = place[code[rows]]
     cell = i * len(here) + j
-    if len(np.unique(cell)) != len(cell):
-        twice = np.flatnonzero(np.bincount(cell) > 1)[0]
+    twice = np.flatnonzero(np.bincount(cell) > 1)
+    if len(twice):
+        by_threat = [
+            f"{named[c].name} (sample{'s' if len(own) > 1 else ''} {named_samples(own)})"
+            for k, c in enumerate(here)
+            if len(own := samples[twice[twice % len(here) == k] // len(here)])
+        ]
         raise UserError(
-            f"checkpoint {checkpoint[:12]}: sample {samples[twice // len(here)]} has more than one verdict for "
-            f"{named[here[twice % len(here)]].name}: it was certified twice, and one table must not mix settings. "
-            "Read one store at a time; `cure-ray fsck DIR` finds duplicates inside one."
+            f"checkpoint {checkpoint[:12]} has more than one verdict for {'; '.join(by_threat)}. It was certified twice: counting "
+            "both would be wrong, and one table must not mix settings. Read one store at a time; `cure-ray fsck STORE` finds "
+            "duplicates inside one."
         )
     shape = (len(samples), len(here))
 
@@ -244,11 +269,18 @@ def _block(
     )
 
 
-def main_threats(evaluation: Evaluation, wanted: Iterable[tuple[str, float]] | None = None) -> tuple[ThreatColumn, ...]:
-    """The l_p threats the union is taken over: the experiment's radii, or, where those are unknown, the only ones there are."""
+def main_threats(
+    evaluation: Evaluation, wanted: Iterable[tuple[str, float]] | None = None, chosen: bool = False
+) -> tuple[ThreatColumn, ...]:
+    """The l_p threats the union is taken over: the experiment's radii, or, where those are unknown, the only ones there are.
+
+    A checkpoint that was certified against transformations and patches alone has no union; it is about those, all of them.
+    """
     present = evaluation.family("lp")
+    if not present and not chosen:
+        return evaluation.threats
     if wanted is not None:
-        chosen = []
+        main = []
         for norm, eps in wanted:
             match = [t for t in present if t.norm == norm and np.isclose(t.eps, eps, rtol=1e-6, atol=0)]
             if not match:
@@ -257,8 +289,12 @@ def main_threats(evaluation: Evaluation, wanted: Iterable[tuple[str, float]] | N
                     f"checkpoint {evaluation.short}: the union is over {norm}={eps:g} too, but there are verdicts for {radii} only. "
                     "Certify the missing one, or choose the radii with --threat."
                 )
-            chosen.append(match[0])
-        return tuple(sorted(chosen, key=lambda t: t.sort_key))
+            if len(match) > 1:
+                raise UserError(
+                    f"checkpoint {evaluation.short} has two radii called {match[0].name} that differ by rounding: keep one store"
+                )
+            main.append(match[0])
+        return tuple(sorted(main, key=lambda t: t.sort_key))
     for norm in NORM_ORDER:
         several = [t.name for t in present if t.norm == norm]
         if len(several) > 1:

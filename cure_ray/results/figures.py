@@ -108,3 +108,22 @@ def margin_comparison(
         axes[i][0].set_ylabel(method, fontsize=8)
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+def decomposition(table: pd.DataFrame, title: str) -> Figure:
+    """Where the union is lost: errors of the weakest norm, and on top of them what it certifies and another norm does not."""
+    figure, ax = _axes(6.2, max(1.6, 0.34 * len(table) + 1.1))
+    ax.grid(axis="y", visible=False)
+    ax.grid(axis="x", color="#e2e3df", linewidth=0.8)
+    y = np.arange(len(table))[::-1]
+    ax.barh(y, table["R_r"], 0.66, color="#c8322b", label="R_r (weakest norm)")
+    ax.barh(y, table["R_align"], 0.66, left=table["R_r"], color="#d97706", label="R_align")
+    for place, row in zip(y, table.to_dict("records"), strict=True):
+        ax.text(row["R_union"] + 1, place, f"{row['R_r']:.1f} + {row['R_align']:.1f}  ({row['r']})", va="center", fontsize=7)
+    ax.set_yticks(y, [str(m).replace(" [", "\n[") for m in table["method"]], fontsize=8)
+    ax.set_xlim(0, 130)
+    ax.set_xticks(range(0, 101, 20))
+    ax.set_xlabel("not certified in the union, %")
+    ax.set_title(title, fontsize=10)
+    figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=2)
+    return figure

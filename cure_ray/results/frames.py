@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cure_ray.errors import UserError
 from cure_ray.norms import NORMS
-from cure_ray.results.evaluations import REQUIRED
+from cure_ray.results.evaluations import REQUIRED, named_samples
 from cure_ray.results.store import Store
 from cure_ray.results.study import RunInfo, Study, build_study
 
@@ -59,6 +59,20 @@ def read_verdicts(stores: Sequence[Store], columns: list[str] | None = None) -> 
     return table.to_pandas(strings_to_categorical=True)
 
 
+def check_same_data(stores: Sequence[Store]) -> None:
+    """Results on different images under one name must not meet in one table: sample 7 of one would be paired with sample 7 of another."""
+    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    for store in stores:
+        about = store.files.read_json("store.json") or {}
+        name, digest = (str(about.get("dataset")), str(about.get("split"))), str(about.get("data_digest"))
+        other, known = seen.setdefault(name, (store.root, digest))
+        if digest != known:
+            raise UserError(
+                f"{other} and {store.root} both hold results on {name[0]} ({name[1]}), but on different images (digests {known[:8]} and "
+                f"{digest[:8]}): their numbers are not comparable. Read them one at a time, or give the data files different names."
+            )
+
+
 def parse_threats(texts: Iterable[str]) -> tuple[tuple[str, float], ...] | None:
     """`linf=0.1` or `linf=8/255`, one per norm; None if there are none."""
     chosen: dict[str, float] = {}
@@ -92,8 +106,7 @@ def check_complete(stores: Sequence[Store], verdicts: pd.DataFrame) -> None:
             for threat, indices in plan["threats"].items():
                 lacking = np.setdiff1d(np.asarray(indices), have.get((digest, threat), np.array([], dtype=int)))
                 if len(lacking):
-                    some = ", ".join(map(str, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
-                    what = f"{threat} of checkpoint {digest[:12]} lacks {len(lacking)} of {len(indices)} samples ({some})"
+                    what = f"{threat} of checkpoint {digest[:12]} lacks {len(lacking)} of {len(indices)} samples ({named_samples(lacking)})"
                     raise UserError(f"{store.root}: {what}. {_AGAIN}")
 
 
@@ -134,13 +147,16 @@ def load(
     threats: Iterable[str] = (),
     checkpoints: Sequence[str] = (),
     runs: Sequence[Path] = (),
+    by_name: bool = False,
 ) -> Loaded:
     """Everything below the sources as one study. UserError where it is empty, partial, mixed, torn or newer than this code.
 
     `runs` are directories to look for training runs in (learning curves, hardware), besides the sources and their neighbours.
+    `by_name` calls the rows of the tables by their experiments' names instead of their methods.
     """
     paths = [sources] if isinstance(sources, str | Path) else list(sources)
-    stores = tuple(store for path in paths for store in find_stores(path))
+    stores = tuple({s.root: s for path in paths for s in find_stores(path)}.values())  # a store named twice is read once
+    check_same_data(stores)
     verdicts = read_verdicts(stores)
     if verdicts.empty:
         raise UserError(f"{stores[0].root} has no verdicts yet. {_AGAIN}")
@@ -157,7 +173,7 @@ def load(
         about = next((a for s in stores if (a := s.about(digest))), {})
         infos[digest] = run_info(about, digest, known)
     source = Path(str(paths[0])) if "://" not in str(paths[0]) else None
-    return Loaded(build_study(verdicts, infos, parse_threats(threats), source), stores, verdicts)
+    return Loaded(build_study(verdicts, infos, parse_threats(threats), source, by_name), stores, verdicts)
 
 
 def _only(verdicts: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:

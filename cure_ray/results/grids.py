@@ -44,14 +44,15 @@ def vary(study: Study, path: str, methods: Sequence[str]) -> list[pd.DataFrame]:
 
 
 def _mean(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    metrics = [c for c in rows.columns if f"{c}_low" in rows.columns]
+    metrics = [c for c in rows.columns if f"{c}_low" in rows.columns and rows[c].notna().all()]
     made = []
     for value, group in rows.groupby(by):
         row: dict[str, Any] = {by: value, "seeds": len(group), "n": int(group["n"].min())}
         for m in metrics:
             mean = float(group[m].mean(skipna=False))
             low, high = wilson(mean / 100 * row["n"], row["n"])
-            row |= {m: mean, f"{m}_low": 100 * float(low), f"{m}_high": 100 * float(high)}
+            row |= {m: mean, f"{m}_sd": float(group[m].std(ddof=1)) if len(group) > 1 else float("nan")}
+            row |= {f"{m}_low": 100 * float(low), f"{m}_high": 100 * float(high)}
         made.append(row)
     return pd.DataFrame(made)
 

@@ -20,6 +20,7 @@ class Analysis:
 
     loaded: Loaded
     out: Path
+    baseline: str | None = None
     written: list[Path] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
 
@@ -31,16 +32,18 @@ class Analysis:
         """Something the paper has and this store has not."""
         self.absent.append(what)
 
-    def table(self, name: str, frame: pd.DataFrame, caption: str, digits: int = 1) -> None:
-        """CSV with all digits; Markdown and LaTeX rounded."""
+    def table(
+        self, name: str, frame: pd.DataFrame, caption: str, digits: int = 1, shown: pd.DataFrame | None = None, note: str = ""
+    ) -> None:
+        """CSV with all digits; Markdown and LaTeX rounded, or `shown` where the readable table is another one. The note goes below."""
         if frame.empty:
             return
         self.out.mkdir(parents=True, exist_ok=True)
         csv, markdown, latex = (self.out / f"{name}.{ending}" for ending in ("csv", "md", "tex"))
         frame.to_csv(csv, index=False)
-        rounded = frame.map(lambda v: _shown(v, digits))
-        markdown.write_text(f"{caption}\n\n{to_markdown(rounded)}")
-        latex.write_text(to_latex(rounded, caption, name))
+        readable, caption = _for_people(frame if shown is None else shown, caption, digits)
+        markdown.write_text(f"{caption}\n\n{to_markdown(readable)}" + (f"\n{note}\n" if note else ""))
+        latex.write_text(to_latex(readable, f"{caption}. {note}".strip() if note else caption, name))
         self.written += [csv, markdown, latex]
 
     def figure(self, name: str, figure: Any) -> None:
@@ -50,6 +53,16 @@ class Analysis:
         figure.savefig(png, dpi=160, bbox_inches="tight", metadata={"Software": None})
         figure.savefig(svg, bbox_inches="tight", metadata={"Date": None})
         self.written += [png, svg]
+
+
+def _for_people(frame: pd.DataFrame, caption: str, digits: int) -> tuple[pd.DataFrame, str]:
+    """Rounded; a setting that is the same everywhere goes into the caption, and digests are cut to what messages show."""
+    if "setting" in frame and frame["setting"].nunique() == 1:
+        setting = str(frame["setting"].iloc[0])
+        frame, caption = frame.drop(columns="setting"), caption if setting in caption else f"{caption}; {setting}"
+    if "checkpoint" in frame:
+        frame = frame.assign(checkpoint=frame["checkpoint"].str[:12])
+    return frame.map(lambda v: _shown(v, digits)), caption
 
 
 def _shown(value: Any, digits: int) -> str:
@@ -67,7 +80,15 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
-_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "-", "–": "--"}
+_LATEX |= {
+    "∩": r"$\cap$",
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "−": "-",
+    "–": "--",
+}
 
 
 def escape_latex(text: Any) -> str:
@@ -97,10 +118,13 @@ def script(main: Callable[[Analysis], None], arguments: Sequence[str] | None = N
     parser.add_argument("--out", type=Path, default=Path("analysis/out"), help="where tables and figures go (default analysis/out)")
     parser.add_argument("--runs", type=Path, action="append", default=[], help="where the training runs are; repeatable")
     parser.add_argument("--threat", action="append", default=[], help="radius of the union, e.g. linf=8/255; repeatable")
+    parser.add_argument("--baseline", help="method every other one is compared with, as the tables call it")
+    parser.add_argument("--names", action="store_true", help="call rows by the experiments' names instead of their methods")
     parser.add_argument("--checkpoint", action="append", default=[], help="only this checkpoint (first digits); repeatable")
     options = parser.parse_args(arguments)
     try:
-        analysis = Analysis(load(options.store, options.threat, options.checkpoint, options.runs), options.out)
+        loaded = load(options.store, options.threat, options.checkpoint, options.runs, options.names)
+        analysis = Analysis(loaded, options.out, options.baseline)
         main(analysis)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -92,8 +92,8 @@ def compare(study: Study, paper: pd.DataFrame) -> pd.DataFrame:
         for entry in study.entries:
             if not matches(entry.evaluation, str(dataset), radii):
                 continue
-            key, name = entry.evaluation.checkpoint, entry.label.partition(" [")[0]
-            for value in block[block["method"] == name].itertuples():
+            key = entry.evaluation.checkpoint
+            for value in block[block["method"] == entry.info.paper_name].itertuples():
                 metric = str(value.metric)
                 if metric not in whole.columns:
                     continue
@@ -114,7 +114,7 @@ def missing_from(study: Study, paper: pd.DataFrame, experiment: str) -> list[str
     out = []
     for (dataset, eps), block in paper[paper["experiment"] == experiment].groupby(["dataset", "eps"], sort=False):
         here = [e for e in study.entries if matches(e.evaluation, str(dataset), parse_radii(str(eps)))]
-        have = {e.label.partition(" [")[0] for e in here}
+        have = {e.info.paper_name for e in here}
         lacking = [m for m in dict.fromkeys(block["method"]) if m not in have]
         if lacking:
             out.append(f"{dataset} at {str(eps).replace(';', ', ')}: {', '.join(lacking)}")

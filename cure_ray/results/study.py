@@ -35,8 +35,14 @@ class RunInfo:
     @property
     def method(self) -> str:
         """The training method; for a network trained elsewhere, its name."""
-        known = self.experiment.get("training", {}).get("method") or self.about.get("weights") or self.about.get("network")
+        known = self.experiment.get("training", {}).get("method")
+        known = known or next((self.about[k] for k in ("weights", "network", "onnx") if self.about.get(k)), None)
         return Path(str(known)).stem if known else self.checkpoint[:8]
+
+    @property
+    def paper_name(self) -> str:
+        """The method as the paper calls it, whatever else is special about the run."""
+        return DISPLAY.get(self.method, self.method)
 
     @property
     def seed(self) -> int:
@@ -64,14 +70,27 @@ class Entry:
     """One row of a table to be: a certified checkpoint."""
 
     info: RunInfo
-    evaluation: Evaluation  # the complete l_p block the union is taken over
+    evaluation: Evaluation  # the complete block the entry is about: the l_p threats of the union, or else all transformations
     everything: Evaluation  # every verdict there is, holes included
     label: str = ""
 
     @property
+    def balls(self) -> bool:
+        """Whether there is a union to speak of; else only transformations and patches were certified."""
+        return self.evaluation.threats[0].family == "lp"
+
+    @property
+    def headline(self) -> str:
+        """The column entries of a setting are ranked by: the union, or the mean over transformations and patches (1.3)."""
+        if self.balls:
+            return "union"
+        return "gcr_all" if self.everything.family("patch") else "gcr_geo"
+
+    @property
     def setting(self) -> str:
-        """What must be equal for two entries to be compared: data, and the radii of the union."""
-        return f"{self.evaluation.dataset} ({self.evaluation.split}), {', '.join(t.name for t in self.evaluation.threats)}"
+        """What must be equal for two entries to be compared: data, and the radii of the union (or the transformations)."""
+        names = (", " if self.balls else "; ").join(t.name for t in self.evaluation.threats)
+        return f"{self.evaluation.dataset} ({self.evaluation.split}), {names}"
 
 
 @dataclass(frozen=True)
@@ -117,10 +136,29 @@ def labels(infos: Sequence[RunInfo]) -> list[str]:
     for info, flat, family in zip(infos, flats, families, strict=True):
         peers = [f for f, other in zip(flats, families, strict=True) if other == family]
         differing = [k for k in flat if any(p.get(k) != flat[k] for p in peers)]
+        differing = [k for k in differing if flat[k] is not None]  # nothing was said about it
         if len(differing) > 1:
             differing = [k for k in differing if flat[k] != defaults.get(k)]
         variant = ", ".join(f"{k.removeprefix('training.')}={_shown(flat[k])}" for k in differing)
-        names.append(DISPLAY.get(info.method, info.method) + (f" [{variant}]" if variant else ""))
+        names.append(info.paper_name + (f" [{variant}]" if variant else ""))
+    return names
+
+
+def own_names(infos: Sequence[RunInfo]) -> list[str]:
+    """The experiments' own names, which must not be shared by runs that differ in more than their seed."""
+    same: dict[tuple[str, Any, Any], dict[str, Any]] = {}
+    names = []
+    for info in infos:
+        name = str(info.experiment.get("name") or info.method)
+        flat = {k: v for k, v in flatten(info.experiment).items() if not k.startswith(_SAME) or k == "training.method"}
+        other = same.setdefault((name, info.setting("dataset.name"), info.radii), flat)
+        changed = [k for k in {**flat, **other} if flat.get(k) != other.get(k)]
+        if changed:
+            raise UserError(
+                f"two different experiments are called {name!r} ({changed[0]}: {other.get(changed[0])} and {flat.get(changed[0])}); "
+                "rows cannot go by name: leave out --names, or give every variant a `name` of its own"
+            )
+        names.append(name)
     return names
 
 
@@ -133,17 +171,22 @@ def build_study(
     infos: Mapping[str, RunInfo] | None = None,
     threats: Iterable[tuple[str, float]] | None = None,
     source: Path | None = None,
+    by_name: bool = False,
 ) -> Study:
-    """From rows to named, complete evaluations. Every run must have the whole union; a hole anywhere is an error."""
+    """From rows to named, complete evaluations. Every run must have the whole union; a hole anywhere is an error.
+
+    `by_name` calls rows by their experiments' names instead of their methods.
+    """
     chosen = tuple(threats) if threats is not None else None
     blocks = evaluations(verdicts)
     known = [(infos or {}).get(b.checkpoint, RunInfo(b.checkpoint)) for b in blocks]
     _refuse_two_checkpoints(blocks, known)
     entries = []
     for block, info in zip(blocks, known, strict=True):
-        union: tuple[ThreatColumn, ...] = main_threats(block, chosen if chosen is not None else info.radii)
-        entries.append(Entry(info, block.only(union), block))
-    names = labels(known)
+        main: tuple[ThreatColumn, ...] = main_threats(block, chosen if chosen is not None else info.radii, chosen is not None)
+        whole = block.only(main) if main[0].family == "lp" else block.common(main)
+        entries.append(Entry(info, whole, block))
+    names = own_names(known) if by_name else labels(known)
     entries = [replace(e, label=name) for e, name in zip(entries, names, strict=True)]
     entries.sort(key=lambda e: (e.setting, method_rank(e.info.method), e.label, e.info.seed, e.evaluation.checkpoint))
     return Study(tuple(entries), source)

@@ -9,6 +9,7 @@ import pyarrow as pa
 from cure_ray.certify.settings import CASCADE
 from cure_ray.certify.verdict import SKIPPED, Status
 from cure_ray.errors import UserError
+from cure_ray.results.evaluations import named_samples
 from cure_ray.results.statistics import wilson
 
 _FAILED = (Status.ERROR, Status.OOM)
@@ -19,8 +20,17 @@ def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> 
     """Clean, every threat and the union over these threats, for one checkpoint. UserError if a set is not complete."""
     rows = [r for r in table.to_pylist() if r["checkpoint_digest"] == checkpoint_digest and r["threat"] in threats]
     cells: dict[str, dict[int, dict[str, Any]]] = {threat: {} for threat in threats}
+    twice: dict[str, list[int]] = {}
     for row in rows:
+        if row["sample_index"] in cells[row["threat"]]:
+            twice.setdefault(row["threat"], []).append(row["sample_index"])
         cells[row["threat"]][row["sample_index"]] = row
+    if twice:
+        named = "; ".join(f"{threat} (samples {named_samples(sorted(set(own)))})" for threat, own in twice.items())
+        raise UserError(
+            f"checkpoint {checkpoint_digest[:12]} has more than one verdict for {named}: counting both would be wrong. "
+            "`cure-ray fsck STORE` names the files, with --repair it puts the store right."
+        )
     samples = sorted({i for by_sample in cells.values() for i in by_sample})
     missing = [f"{t} lacks {len(samples) - len(c)} of {len(samples)} samples" for t, c in cells.items() if len(c) != len(samples)]
     if missing or not samples:
@@ -44,7 +54,8 @@ def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> 
     union = [sum(all(_certified(cells[t][i], used[: k + 1]) for t in balls) for i in samples) for k in range(len(used))]
     both = sum(all(_certified(cells[t][i], None) for t in balls) for i in samples)
     if balls:
-        lines.append(["union", *_share(both, n), *(f"{100 * k / n:.1f} %" for k in union)])
+        name = "union" if len(balls) == len(threats) else "union (balls only)"
+        lines.append([name, *_share(both, n), *(f"{100 * k / n:.1f} %" for k in union)])
     lines += _generalised(cells, [t for t in threats if t not in balls], samples, len(used))
     counts = [f"{t}: " + ", ".join(f"{s} {c}" for s, c in _statuses(cells[t].values())) for t in threats]
     failed = [r for r in rows if r["message"] and r["status"] in _FAILED]
@@ -59,7 +70,8 @@ def _generalised(cells: dict[str, dict[int, dict[str, Any]]], threats: Sequence[
     shares = {t: sum(_certified(cells[t][i], None) for i in samples) / len(samples) for t in threats}
     geometric = [v for t, v in shares.items() if cells[t][samples[0]]["family"] == "geometric"]
     means = {"gcr_geo": geometric, "gcr_all": list(shares.values()) if len(shares) > len(geometric) else []}
-    return [[name, f"{100 * sum(v) / len(v):.1f} %", "", *([""] * used)] for name, v in means.items() if v]
+    n = len(samples)
+    return [[name, *_share(n * sum(v) / len(v), n), *([""] * used)] for name, v in means.items() if v]
 
 
 def _certified(row: dict[str, Any], stages: Sequence[str] | None) -> bool:
@@ -71,7 +83,7 @@ def _statuses(rows: Any) -> list[tuple[str, int]]:
     return [(s, counts[s]) for s in (*map(str, Status), "skipped") if counts[s]]
 
 
-def _share(k: int, n: int) -> tuple[str, str]:
+def _share(k: float, n: int) -> tuple[str, str]:
     low, high = wilson(k, n)
     return f"{100 * k / n:.1f} %", f"{100 * float(low):.1f} to {100 * float(high):.1f}"
 

@@ -1,17 +1,18 @@
-"""The tables: accuracies with intervals, per-stage columns, decomposition, paired tests, seeds, Pareto. Percentages throughout.
+"""The tables: accuracies with intervals, per-stage columns, decomposition, seeds, Pareto. Percentages throughout.
 
 Certified and empirical numbers never share a column: `cert_*` and `union*` are proofs, `emp_*` only says that an attack failed.
 """
 
-import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from cure_ray.errors import UserError
+from cure_ray.results.comparisons import baseline_table as baseline_table
+from cure_ray.results.comparisons import significance_table as significance_table
 from cure_ray.results.evaluations import ABSENT, STATUSES, Bools, Evaluation, ThreatColumn
-from cure_ray.results.statistics import holm, hypervolume, mcnemar, pareto_front, wilson
+from cure_ray.results.statistics import hypervolume, pareto_front, wilson
 from cure_ray.results.study import Entry, Study
 
 BOUND_STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound")
@@ -46,48 +47,63 @@ def every(block: Bools) -> Bools:
     return np.asarray(block.all(1))
 
 
+def _with_interval(name: str, percent: float, n: int) -> dict[str, float]:
+    low, high = wilson(percent / 100 * n, n)
+    return {name: percent, f"{name}_low": 100 * float(low), f"{name}_high": 100 * float(high)}
+
+
 def _accuracies(entry: Entry) -> dict[str, float]:
     e, row = entry.evaluation, dict[str, float]()
     counts: dict[str, Bools] = {"clean": e.correct}
-    for i, threat in enumerate(e.threats):
-        if not e.skipped[:, i].any():
-            counts[f"cert_{column_of(threat)}"] = e.certified[:, i]
-    counts["union"] = every(e.certified)
-    two = _union(e.certified, e, ("linf", "l2"))
-    if two is not None and len(e.threats) > 2:
-        counts["union_linf_l2"] = two
+    if entry.balls:
+        for i, threat in enumerate(e.threats):
+            if not e.skipped[:, i].any():
+                counts[f"cert_{column_of(threat)}"] = e.certified[:, i]
+        counts["union"] = every(e.certified)
+        two = _union(e.certified, e, ("linf", "l2"))
+        if two is not None and len(e.threats) > 2:
+            counts["union_linf_l2"] = two
     for name, hits in counts.items():
-        low, high = wilson(int(hits.sum()), e.n)
-        row |= {name: _share(hits), f"{name}_low": 100 * float(low), f"{name}_high": 100 * float(high)}
+        row |= _with_interval(name, _share(hits), e.n)
     for i, threat in enumerate(e.threats):
         row[f"emp_{column_of(threat)}"] = _share(e.empirical[:, i]) if e.attacked[:, i].all() else float("nan")
-    # A sample that one norm breaks is broken in the union whatever the others would have said.
-    settled = (every(e.attacked) | (~e.empirical).any(1)).all()
-    row["emp_union"] = _share(every(e.empirical)) if settled else float("nan")
+    if entry.balls:
+        # A sample that one norm breaks is broken in the union whatever the others would have said.
+        settled = (every(e.attacked) | (~e.empirical).any(1)).all()
+        row["emp_union"] = _share(every(e.empirical)) if settled else float("nan")
     return row
 
 
-def _other_families(entry: Entry) -> dict[str, float]:
-    """Certified accuracy per geometric configuration and patch, and their means gcr_geo and gcr_all (docs/algorithms.md 1.3)."""
+def _other_families(entry: Entry, configurations: Collection[ThreatColumn]) -> dict[str, float]:
+    """Certified accuracy per geometric configuration and patch, and their means gcr_geo and gcr_all (docs/algorithms.md 1.3).
+
+    `configurations` are those of the setting: a mean over fewer of them would be another quantity in the same column.
+    """
     e, row = entry.everything, dict[str, float]()
-    values: dict[str, list[float]] = {"geometric": [], "patch": []}
-    for threat in e.family("geometric", "patch"):
-        block = e.only([threat])
-        share = _share(block.certified[:, 0])
-        row[f"cert_{column_of(threat)}"] = share
-        values[threat.family].append(share)
-    if row:  # grids are dear: often fewer images than for the norms
-        row["n_gcr"] = min(e.only([t]).n for t in e.family("geometric", "patch"))
-    if values["geometric"]:
-        row["gcr_geo"] = float(np.mean(values["geometric"]))
-    if values["patch"]:
-        row["gcr_all"] = float(np.mean(values["geometric"] + values["patch"]))
+    own = e.family("geometric", "patch")
+    if not own:
+        return row
+    blocks = {threat: e.only([threat]) for threat in own}
+    n = min(block.n for block in blocks.values())  # grids are dear: often fewer images than for the norms
+    shares = {threat: _share(block.certified[:, 0]) for threat, block in blocks.items()}
+    for threat, block in blocks.items():
+        row |= _with_interval(f"cert_{column_of(threat)}", shares[threat], block.n)
+    row["n_gcr"] = n
+    # Per image a mean of yes and no varies at most as much as one yes or no does: Wilson's interval is wide enough for it.
+    for name, families in (("gcr_geo", ("geometric",)), ("gcr_all", ("geometric", "patch"))):
+        wanted = [t for t in configurations if t.family in families]
+        if (name == "gcr_geo" and wanted) or any(t.family == "patch" for t in wanted):
+            complete = all(t in shares for t in wanted)
+            row |= _with_interval(name, float(np.mean([shares[t] for t in wanted])) if complete else float("nan"), n)
     return row
 
 
 def accuracy_table(study: Study) -> pd.DataFrame:
-    """One row per certified checkpoint: clean, certified per norm, union (with Wilson intervals), empirical, GCR."""
-    return pd.DataFrame([_identity(e) | _accuracies(e) | _other_families(e) for e in study.entries])
+    """One row per certified checkpoint: clean, certified per norm, union, transformations, GCR (with Wilson intervals); empirical."""
+    configurations: dict[str, dict[ThreatColumn, None]] = {s: {} for s in study.settings}
+    for entry in study.entries:
+        configurations[entry.setting].update(dict.fromkeys(entry.everything.family("geometric", "patch")))
+    return pd.DataFrame([_identity(e) | _accuracies(e) | _other_families(e, configurations[e.setting]) for e in study.entries])
 
 
 def stage_table(study: Study) -> pd.DataFrame:
@@ -99,7 +115,7 @@ def stage_table(study: Study) -> pd.DataFrame:
             block = e.certified_by(stage)
             row = _identity(entry) | {"stage": stage}
             row |= {f"cert_{column_of(t)}": _share(block[:, i]) for i, t in enumerate(e.threats) if not e.skipped[:, i].any()}
-            rows.append(row | {"union": _share(every(block))})
+            rows.append(row | ({"union": _share(every(block))} if entry.balls else {}))
     return pd.DataFrame(rows)
 
 
@@ -131,6 +147,9 @@ def time_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+DECOMPOSITION_COLUMNS = ["setting", "method", "seed", "checkpoint", "n", "union", "r", "R_r", "R_align", "R_union"]
+
+
 def decomposition_table(study: Study) -> pd.DataFrame:
     """R_union = R_r + R_align, per run: with r the weaker norm, with r = linf as the paper fixes it, and for all norms at once.
 
@@ -138,6 +157,8 @@ def decomposition_table(study: Study) -> pd.DataFrame:
     """
     rows = []
     for entry in study.entries:
+        if not entry.balls:
+            continue
         e = entry.evaluation
         errors = {t.norm: int((~e.certified[:, i]).sum()) for i, t in enumerate(e.threats)}
         certified = {t.norm: e.certified[:, i] for i, t in enumerate(e.threats)}
@@ -156,104 +177,145 @@ def decomposition_table(study: Study) -> pd.DataFrame:
                 raise AssertionError(f"decomposition identity violated for {entry.label}: {r_union} != {errors[r]} + {r_align}")
             percent = {"R_r": errors[r], "R_align": r_align, "R_union": r_union}
             rows.append(_identity(entry) | {"union": name, "r": r} | {k: 100 * v / e.n for k, v in percent.items()})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=DECOMPOSITION_COLUMNS)
 
 
-def _outcome(entry: Entry, metric: str) -> Bools:
-    e = entry.evaluation
-    if metric in ("clean", "union"):
-        return e.correct if metric == "clean" else every(e.certified)
-    return e.certified[:, [f"cert_{column_of(t)}" for t in e.threats].index(metric)]
+def decomposition_summary(study: Study) -> pd.DataFrame:
+    """The decomposition per method: means and deviations over seeds, and every norm that was the weakest in some seed."""
+    rows = []
+    for (setting, method, union), group in decomposition_table(study).groupby(["setting", "method", "union"], sort=False):
+        who = {"setting": setting, "method": method, "union": union, "seeds": len(group), "n": int(group["n"].min())}
+        row: dict[str, object] = {**who, "r": ", ".join(dict.fromkeys(group["r"]))}
+        for part in ("R_r", "R_align", "R_union"):
+            row |= {part: float(group[part].mean())}
+            row |= {f"{part}_sd": float(group[part].std(ddof=1)) if len(group) > 1 else float("nan")}
+        rows.append(row)
+    parts = [c for p in ("R_r", "R_align", "R_union") for c in (p, f"{p}_sd")]
+    return pd.DataFrame(rows, columns=["setting", "method", "union", "seeds", "n", "r", *parts])
 
 
-SIGNIFICANCE_COLUMNS = [
-    "setting", "metric", "method_a", "method_b", "seed", "n", "a", "b", "difference", "only_a", "only_b", "p", "p_holm", "significant",
-]  # fmt: skip
+WEAKEST = ("all, weakest first", "linf_l2, weaker first")
+"""The decomposition that speaks of the whole union: of three norms, or where there are two, of those."""
 
 
-def significance_table(study: Study, metric: str = "union", level: float = 0.05) -> pd.DataFrame:
-    """Exact McNemar between every two methods at equal seed, on the same samples; Holm over all tests of a setting."""
-    frames = []
-    for setting in study.settings:
-        entries = study.within(setting).entries
-        hits = [_outcome(e, metric) for e in entries]
-        rows: list[dict[str, Any]] = []
-        for i, j in itertools.combinations(range(len(entries)), 2):
-            one, two = entries[i], entries[j]
-            if one.label == two.label or one.info.seed != two.info.seed:
-                continue
-            if not np.array_equal(one.evaluation.samples, two.evaluation.samples):
-                raise UserError(
-                    f"{one.label} and {two.label} (seed {one.info.seed}) were certified on different samples of {setting} "
-                    f"({one.evaluation.n} and {two.evaluation.n}); a paired comparison needs the same ones: use equal --samples."
-                )
-            a, b, n = int(hits[i].sum()), int(hits[j].sum()), len(hits[i])
-            both = int(np.count_nonzero(hits[i] & hits[j]))
-            who = {"setting": setting, "metric": metric, "method_a": one.label, "method_b": two.label, "seed": one.info.seed, "n": n}
-            shares = {"a": 100 * a / n, "b": 100 * b / n, "difference": 100 * (a - b) / n, "only_a": a - both, "only_b": b - both}
-            rows.append(who | shares)
-        p_values = mcnemar([r["only_a"] for r in rows], [r["only_b"] for r in rows]).tolist() if rows else []
-        for row, p, adjusted in zip(rows, p_values, holm(p_values), strict=True):
-            frames.append(row | {"p": p, "p_holm": adjusted, "significant": adjusted < level})
-    return pd.DataFrame(frames, columns=SIGNIFICANCE_COLUMNS)
+def main_decomposition(summary: pd.DataFrame) -> pd.DataFrame:
+    """Per method the one row about the whole union."""
+    chosen = summary[summary["union"].isin(WEAKEST)]
+    best = chosen.assign(rank=chosen["union"].map(WEAKEST.index)).sort_values("rank", kind="stable")
+    return best.drop_duplicates(["setting", "method"]).sort_index().drop(columns="rank")
+
+
+def _n_of(metric: str) -> str:
+    """The column with the number of images behind a metric."""
+    norms = ("clean", "union", "union_linf_l2", "cert_linf", "cert_l2", "cert_l1")
+    return "n" if metric in norms or metric.startswith("emp_") else "n_gcr"
+
+
+def metrics_of(table: pd.DataFrame) -> list[str]:
+    """The accuracies among the columns of an accuracy or seed table."""
+    chosen = [c for c in table.columns if c.startswith(("clean", "cert_", "union", "emp_", "gcr_"))]
+    return [c for c in chosen if not c.endswith(("_low", "_high", "_sd"))]
 
 
 def seed_table(study: Study) -> pd.DataFrame:
     """Mean and sample deviation over seeds. The interval is Wilson's at the mean, for n samples: seeds share their samples."""
     table = accuracy_table(study)
-    metrics = [c for c in table.columns if c.startswith(("clean", "cert_", "union", "emp_", "gcr_")) and not c.endswith(("_low", "_high"))]
     rows = []
     for (setting, method), group in table.groupby(["setting", "method"], sort=False):
         row: dict[str, object] = {"setting": setting, "method": method, "seeds": len(group), "n": int(group["n"].min())}
-        for m in metrics:
-            values = group[m]
+        if "n_gcr" in group and group["n_gcr"].notna().any():
+            row["n_gcr"] = int(group["n_gcr"].min())
+        for m in metrics_of(table):
+            values, n = group[m], row.get(_n_of(m))
             mean = float(values.mean(skipna=False))
-            row |= {m: mean, f"{m}_sd": float(values.std(ddof=1)) if len(group) > 1 else float("nan")}
-            if f"{m}_low" in group:
-                low, high = wilson(mean / 100 * float(group["n"].min()), float(group["n"].min()))
-                row |= {f"{m}_low": 100 * float(low), f"{m}_high": 100 * float(high)}
+            row |= {m: mean, f"{m}_sd": float(values.std(ddof=1, skipna=False)) if len(group) > 1 else float("nan")}
+            if f"{m}_low" not in group:
+                continue
+            if len(group) == 1:
+                row |= {f"{m}_{end}": float(group[f"{m}_{end}"].iloc[0]) for end in ("low", "high")}
+            elif isinstance(n, int):
+                row |= _with_interval(m, mean, n)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def pareto_table(study: Study) -> pd.DataFrame:
-    """Which methods no other beats in clean and union accuracy at once, and the area each setting's methods dominate together."""
-    table = seed_table(study)[["setting", "method", "seeds", "clean", "union"]].copy()
-    table["on_front"], table["hypervolume"] = False, float("nan")
+    """Which methods no other beats in clean and certified accuracy at once, and the area each setting's methods dominate together.
+
+    `metric` is the union, or the mean over transformations where no balls were certified; `value` is the method's.
+    """
+    parts = []
     for setting in study.settings:
-        here = (table["setting"] == setting).to_numpy()
-        points = table.loc[here, ["clean", "union"]].to_numpy()
-        table.loc[here, "on_front"] = pareto_front(points)
-        table.loc[here, "hypervolume"] = hypervolume(points) / 100.0
-    return table
+        own = study.within(setting)
+        metric = own.entries[0].headline
+        part = seed_table(own)[["setting", "method", "seeds", "clean", metric]].rename(columns={metric: "value"})
+        points = part[["clean", "value"]].to_numpy()
+        part.insert(4, "metric", metric)
+        parts.append(part.assign(on_front=pareto_front(points), hypervolume=hypervolume(points) / 100.0))
+    return pd.concat(parts, ignore_index=True)
 
 
 def failure_patterns(entry: Entry) -> pd.DataFrame:
-    """How many correctly classified samples fail in exactly this combination of norms; the empty one is the union's complement."""
+    """How many correctly classified samples fail in exactly this combination of threats; most frequent first."""
     e = entry.evaluation
-    names = [column_of(t) for t in e.threats]
-    failed = ~e.certified[e.correct]
-    rows = []
-    for pattern in itertools.product((False, True), repeat=len(names)):
-        count = int((failed == np.array(pattern)).all(1).sum())
-        rows.append(dict(zip(names, pattern, strict=True)) | {"samples": count})
-    return pd.DataFrame(rows).sort_values("samples", ascending=False, ignore_index=True, kind="stable")
+    patterns, counts = np.unique(~e.certified[e.correct], axis=0, return_counts=True)
+    rows = pd.DataFrame(patterns, columns=[column_of(t) for t in e.threats]).assign(samples=counts)
+    return rows.sort_values("samples", ascending=False, ignore_index=True, kind="stable")
 
 
-def compact_table(study: Study) -> pd.DataFrame:
-    """The union table as people read it: `value [low, high]`, and ` ± deviation` where there are several seeds."""
+def compact_table(study: Study, baseline: str | None = None) -> pd.DataFrame:
+    """The table as people read it: `value [low, high]`, and ` ± deviation` where there are several seeds.
+
+    With a baseline, a last column says by how many points each method differs from it and whether that is more than chance.
+    """
     table = seed_table(study)
-    metrics = [c for c in table.columns if f"{c}_low" in table.columns] + [c for c in ("gcr_geo", "gcr_all") if c in table]
-    metrics.sort(key=lambda c: (c == "union", c == "union_linf_l2"))
-    out = table[["setting", "method", "seeds", "n"]].copy()
-    for m in metrics:
-        out[m.removeprefix("cert_")] = [_cell(row, m) for row in table.to_dict("records")]
+    has = [m for m in metrics_of(table) if f"{m}_low" in table.columns]
+    shown = [m for m in has if m.startswith("cert_") and (_n_of(m) == "n" or "union" not in has)]
+    # Transformations one by one would make a table of balls unreadable; their means stand for them, `accuracy_table` has them all.
+    order = ["clean", *shown, *(m for m in ("union_linf_l2", "union", "gcr_geo", "gcr_all") if m in has)]
+    sizes = ["n"] + (["n_gcr"] if "n_gcr" in table and (table["n_gcr"] != table["n"]).any() else [])
+    out = table[["setting", "method", "seeds", *sizes]].copy()
+    out = out.join(readable(table, order, mixed="gcr_geo" in has or "gcr_all" in has))
+    if baseline is not None:
+        tests = baseline_table(study, baseline).set_index(["setting", "method"]).to_dict("index")
+        keys = zip(table["setting"], table["method"], strict=True)
+        out[f"against {baseline}"] = [difference_text(tests.get(key)) for key in keys]
     return out if len(study.settings) > 1 else out.drop(columns="setting")
+
+
+def readable(table: pd.DataFrame, metrics: Sequence[str], mixed: bool = False) -> pd.DataFrame:
+    """Columns of a table over seeds as text: value, deviation, interval, as far as there are any."""
+    return pd.DataFrame({heading(m, mixed): [_cell(row, m) for row in table.to_dict("records")] for m in metrics}, index=table.index)
+
+
+def heading(column: str, mixed: bool = False) -> str:
+    """A column for people. Beside transformations, the union says that it is about the balls only."""
+    names = {"gcr_geo": "GCR geometric", "gcr_all": "GCR all", "union_linf_l2": "union of linf, l2"}
+    names["union"] = "union (balls only)" if mixed else "union"
+    return names.get(column, column.removeprefix("cert_").removeprefix("emp_"))
 
 
 def _cell(row: dict[Any, Any], metric: str) -> str:
     if pd.isna(row.get(metric)):
         return "-"
-    spread = f" ± {row[f'{metric}_sd']:.1f}" if row["seeds"] > 1 else ""
+    spread = f" ± {row[f'{metric}_sd']:.1f}" if row["seeds"] > 1 and f"{metric}_sd" in row else ""
     interval = f" [{row[f'{metric}_low']:.1f}, {row[f'{metric}_high']:.1f}]" if f"{metric}_low" in row else ""
     return f"{row[metric]:.1f}{spread}{interval}"
+
+
+def p_text(p: float) -> str:
+    return f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+
+
+BASELINE_NOTE = (
+    "Differences in points; p from an exact paired sign test on the same images (McNemar's with one seed), pooled over the seeds both "
+    "methods have, Holm-corrected over the methods; * below 0.05."
+)
+
+
+def difference_text(test: Mapping[Any, Any] | None, level: float = 0.05) -> str:
+    """A row of a paired test as people read it: points, deviation over seeds, p."""
+    if not test or pd.isna(test["difference"]):
+        return "-"
+    spread = "" if pd.isna(test["difference_sd"]) else f" ± {test['difference_sd']:.1f}"
+    return f"{test['difference']:+.1f}{spread} ({p_text(test['p_holm'])}{' *' if test['p_holm'] < level else ''})"

@@ -12,6 +12,8 @@ import stores
 from cure_ray.errors import UserError
 from cure_ray.results import tables
 from cure_ray.results.frames import find_stores, load, parse_threats
+from cure_ray.results.store import Store
+from cure_ray.results.summary import summary
 
 
 @pytest.fixture
@@ -117,6 +119,38 @@ def test_the_same_checkpoint_in_two_stores_is_refused(tmp_path: Path) -> None:
         stores.write_store(tmp_path / name, {"a": stores.experiment("max")})
     with pytest.raises(UserError, match="certified twice"):
         load(tmp_path)
+    assert len(load([tmp_path / "one", tmp_path / "one"]).stores) == 1, "the same store named twice is one store"
+
+
+def test_a_shard_copied_inside_a_store_stops_library_report_and_summary(root: Path) -> None:
+    file = sorted((root / "verdicts").iterdir())[0]
+    (root / "verdicts" / f"copy-{file.name}").write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match=r"more than one verdict for \S+ \(samples 0, 1, 2, 3, 4, \.\.\.\)"):
+        load(root)
+    table = Store.open(root).read()
+    digest, threat = table["checkpoint_digest"][0].as_py(), table["threat"][0].as_py()
+    with pytest.raises(UserError, match=rf"{digest[:12]} has more than one verdict for {threat} \(samples 0, 1"):
+        summary(table, digest, [threat])
+
+
+def test_results_on_different_images_under_one_name_are_not_merged(tmp_path: Path) -> None:
+    for name, method in (("one", "max"), ("two", "linf")):
+        stores.write_store(tmp_path / name, {name: stores.experiment(method)})
+    about = json.loads((tmp_path / "two" / "store.json").read_text())
+    (tmp_path / "two" / "store.json").write_text(json.dumps({**about, "data_digest": "f" * 16}))
+    with pytest.raises(UserError, match=r"one and .*two both hold results on digits \(test\), but on different images"):
+        load(tmp_path)
+    assert len(load(tmp_path / "two").study.entries) == 1
+
+
+def test_rows_can_go_by_the_experiments_names_unless_a_name_has_two_meanings(tmp_path: Path) -> None:
+    one = stores.experiment("scratch").model_copy(update={"name": "balls"})
+    two = stores.experiment("scratch", eta=0.5).model_copy(update={"name": "boxes"})
+    stores.write_store(tmp_path / "s", {"a": one, "b": two})
+    assert [e.label for e in load(tmp_path / "s", by_name=True).study.entries] == ["balls", "boxes"]
+    stores.write_store(tmp_path / "t", {"a": one, "b": two.model_copy(update={"name": "balls"})})
+    with pytest.raises(UserError, match=r"two different experiments are called 'balls' \(training.eta"):
+        load(tmp_path / "t", by_name=True)
 
 
 def test_radii_are_read_as_fractions_and_wrong_ones_are_explained() -> None:

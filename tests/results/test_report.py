@@ -201,6 +201,17 @@ def test_bad_input_ends_with_a_sentence_and_exit_code_2(
         assert "Traceback" not in error
 
 
+def test_a_duplicated_row_ends_the_command_with_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores.write_store(tmp_path / "s", {"a": stores.experiment("max")}, n=6)
+    file = next((tmp_path / "s" / "verdicts").iterdir())
+    (tmp_path / "s" / "verdicts" / f"copy-{file.name}").write_bytes(file.read_bytes())
+    assert run_command(monkeypatch, str(tmp_path / "s")) == 2
+    assert "more than one verdict" in capsys.readouterr().err
+    assert not (tmp_path / "s" / "report.html").exists()
+
+
 def test_charts_stay_finite_on_degenerate_data() -> None:
     dot = Dot("a", (0, 0, 0), (0, 0, 0), 0, True)
     for chart in (scatter("t", [dot], "x", "y"), line_chart("t", []), upset("t", ["linf"], [((True,), 0)], 0)):

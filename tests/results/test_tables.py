@@ -4,10 +4,12 @@ import fabricate
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
 from cure_ray.errors import UserError
 from cure_ray.results import tables
 from cure_ray.results.evaluations import STATUSES, evaluations
+from cure_ray.results.statistics import wilson
 from cure_ray.results.study import RunInfo, Study, build_study
 
 NORMS = ("linf", "l2", "l1")
@@ -190,12 +192,79 @@ def test_geometric_and_patch_rows_give_gcr_columns() -> None:
     row = tables.accuracy_table(build_study(pd.concat([rows, *extra], ignore_index=True))).iloc[0]
     assert row["gcr_geo"] == 50
     assert row["gcr_all"] == pytest.approx(200 / 3)
+    assert row["gcr_geo_low"] < 50 < row["gcr_geo_high"]
+    assert (row["cert_Sh(2)_low"], row["cert_R(10)_high"]) == (0, 100)
     assert row["union"] == pytest.approx(recount(rows)["union"])
+
+
+def test_a_mean_over_fewer_configurations_than_the_others_have_is_not_put_in_their_column() -> None:
+    rows = fabricate.verdicts(0, 20, ("a", "b"))
+    geo = [rows[rows["norm"] == "linf"].assign(family="geometric", threat=name, norm="geometric", eps=0.0) for name in ("R(10)", "Sh(2)")]
+    geo[1] = geo[1][geo[1]["checkpoint_digest"] == fabricate.digest("a")]
+    made = build_study(pd.concat([rows, *geo], ignore_index=True), infos({"a": {"method": "max"}, "b": {"method": "linf"}}))
+    table = tables.accuracy_table(made).set_index("method")
+    assert table["gcr_geo"].isna().to_dict() == {"linf": True, "CURE-Max": False}
+    assert table["cert_R(10)"].notna().all()
+
+
+def three_seeds(n: int = 60) -> Study:
+    runs = {f"{m}{s}": {"method": m, "seed": s} for m in ("linf", "max", "scratch") for s in range(3)}
+    return study(7, n, **runs)
+
+
+def test_over_three_seeds_the_mean_the_deviation_and_the_interval_are_the_textbooks() -> None:
+    made = three_seeds()
+    each = tables.accuracy_table(made)
+    for row in tables.seed_table(made).itertuples():
+        own = each.loc[each["method"] == row.method, "union"].tolist()
+        mean = sum(own) / 3
+        assert row.seeds == 3
+        assert row.union == pytest.approx(mean)
+        assert row.union_sd == pytest.approx((sum((v - mean) ** 2 for v in own) / 2) ** 0.5)
+        low, high = wilson(mean / 100 * 60, 60)  # 60 images, not 180
+        assert (row.union_low, row.union_high) == (pytest.approx(100 * low), pytest.approx(100 * high))
+    text = tables.compact_table(made, "linf").set_index("method")
+    assert "±" in text.loc["CURE-Max", "union"]
+    assert text.loc["linf", "against linf"] == "-"
+
+
+def test_against_a_baseline_seeds_are_pooled_image_by_image_and_holm_runs_over_the_methods() -> None:
+    made = three_seeds()
+    table = tables.baseline_table(made, "linf").set_index("method")
+    assert list(table.index) == ["CURE-Max", "CURE-Scratch"]
+    wins = {e.label: np.zeros(60, dtype=int) for e in made.entries}
+    for e in made.entries:
+        wins[e.label] += e.evaluation.certified.all(1)
+    p = {}
+    for method, row in table.iterrows():
+        better, worse = int((wins[method] > wins["linf"]).sum()), int((wins[method] < wins["linf"]).sum())
+        assert (row["better"], row["worse"], row["seeds"], row["n"]) == (better, worse, 3, 60)
+        assert row["difference"] == pytest.approx(100 * (wins[method].sum() - wins["linf"].sum()) / 180)
+        p[method] = scipy.stats.binomtest(better, better + worse, 0.5).pvalue
+        assert row["p"] == pytest.approx(p[method])
+    first, second = sorted(p, key=lambda m: p[m])
+    assert table.loc[first, "p_holm"] == pytest.approx(min(1, 2 * p[first]))
+    assert table.loc[second, "p_holm"] == pytest.approx(min(1, max(2 * p[first], p[second])))
+    pooled = tables.significance_table(made, pooled=True)
+    assert len(pooled) == 3
+    assert set(pooled["seed"]) == {"0, 1, 2"}
+    assert len(tables.significance_table(made)) == 9
+    with pytest.raises(UserError, match=r"no method called 'max' .* there are: linf, CURE-Max"):
+        tables.baseline_table(made, "max")
+
+
+def test_a_baseline_with_one_seed_is_compared_on_that_seed_alone() -> None:
+    made = study(1, 40, a={"method": "max", "seed": 0}, b={"method": "max", "seed": 1}, c={"method": "linf", "seed": 1})
+    row = tables.baseline_table(made, "linf").iloc[0]
+    single = tables.significance_table(made).iloc[0]
+    assert (row["seeds"], row["p"]) == (1, single["p"])
+    assert single["seed"] == 1
 
 
 def test_the_pareto_front_has_the_best_of_both() -> None:
     table = tables.pareto_table(study(n=80, a={"method": "linf"}, b={"method": "l2"}, c={"method": "max"}))
-    assert table.loc[table["union"].idxmax(), "on_front"]
+    assert set(table["metric"]) == {"union"}
+    assert table.loc[table["value"].idxmax(), "on_front"]
     assert table.loc[table["clean"].idxmax(), "on_front"]
 
 
@@ -229,10 +298,11 @@ def test_two_checkpoints_of_one_training_run_need_a_choice() -> None:
         build_study(fabricate.verdicts(0, 10, ("a", "b")), infos({"a": same, "b": same}))
 
 
-def test_two_verdicts_for_one_cell_are_refused() -> None:
+def test_two_verdicts_for_one_cell_are_refused_and_named_whatever_run_they_are_from() -> None:
     rows = fabricate.verdicts(0, 10)
-    with pytest.raises(UserError, match="more than one verdict"):
-        build_study(pd.concat([rows, rows.iloc[[4]].assign(run_id="other")], ignore_index=True))
+    for again in (rows.iloc[[4, 7, 13]], rows.iloc[[4, 7, 13]].assign(run_id="other")):
+        with pytest.raises(UserError, match=r"more than one verdict for linf=0.1 \(samples 4, 7\); l2=0.35 \(sample 3\)"):
+            build_study(pd.concat([rows, again], ignore_index=True))
 
 
 def test_verdicts_of_different_networks_under_one_digest_are_refused() -> None:

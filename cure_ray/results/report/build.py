@@ -16,9 +16,10 @@ from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.frames import Loaded, load
 from cure_ray.results.report import sources
 from cure_ray.results.report.gallery import cards
-from cure_ray.results.report.sections import duration, first_seeds, make_setting
+from cure_ray.results.report.sections import first_seeds, make_setting
 from cure_ray.results.report.sweeps import read_sweeps
-from cure_ray.results.tables import BOUND_STAGES
+from cure_ray.results.report.words import duration
+from cure_ray.results.tables import BOUND_STAGES, p_text
 
 FILE = "report.html"
 _GALLERY_METHODS = 8
@@ -29,9 +30,7 @@ def _number(value: Any, digits: int = 1) -> str:
 
 
 def _p_value(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"p = {value:.3f}" if value >= 0.001 else "p < 0.001"
+    return "" if math.isnan(value) else p_text(value)
 
 
 def _environment() -> jinja2.Environment:
@@ -56,9 +55,10 @@ def write_report(
     checkpoints: Sequence[str] = (),
     runs: Sequence[Path] = (),
     images: int = 24,
+    by_name: bool = False,
 ) -> Path:
     """Write the report of everything below `source`; returns its path. UserError where the results do not allow one."""
-    return write_loaded(load(source, threats, checkpoints, runs), report_path(source, out), data_dir, runs, images)
+    return write_loaded(load(source, threats, checkpoints, runs, by_name), report_path(source, out), data_dir, runs, images)
 
 
 def write_loaded(loaded: Loaded, target: Path, data_dir: Path | None = None, runs: Sequence[Path] = (), images: int = 24) -> Path:
@@ -105,7 +105,7 @@ def _shard_links(loaded: Loaded, target: Path) -> dict[tuple[str, str], str]:
     """(checkpoint, threat) -> the one file its numbers come from, where it is one; several are listed under Sources."""
     links = {}
     for entry in loaded.study.entries:
-        for threat in entry.evaluation.threats:
+        for threat in entry.everything.threats:
             found = sources.shards(loaded, entry.evaluation, threat.name)
             if len(found) == 1:
                 root, name = found[0]

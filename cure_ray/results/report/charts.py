@@ -148,8 +148,8 @@ def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Mark
 
 def upset(title: str, norms: Sequence[str], patterns: Sequence[tuple[tuple[bool, ...], int]], total: int) -> Markup:
     """Which norms fail together: a column per combination, filled dots are the norms that fail, the bar how many samples."""
-    shown = [p for p in patterns if p[1] > 0]
-    step, left, bar, row = 34, 48, 96, 20
+    shown = [p for p in patterns if p[1] > 0][:12]
+    step, left, bar, row = 34, max(48, 18 + int(6.2 * max(map(len, norms)))), 96, 20
     width, height = left + step * max(1, len(shown)) + 8, bar + 34 + row * len(norms)
     most = max((count for _, count in shown), default=1)
     body = []
@@ -160,7 +160,7 @@ def upset(title: str, norms: Sequence[str], patterns: Sequence[tuple[tuple[bool,
     for i, (failed, count) in enumerate(shown):
         x, size = left + step * i + step / 2 - 6, bar * count / most
         tone = "fail" if any(failed) else "pass"
-        words = " and ".join(n for n, f in zip(norms, failed, strict=True) if f) or "no norm"
+        words = " and ".join(n for n, f in zip(norms, failed, strict=True) if f) or "nothing"
         tip = f"{count} of {total} samples: {words} not certified"
         body.append(
             f'<rect class="{tone}" x="{x - 9:.1f}" y="{bar + 16 - size:.1f}" width="18" height="{size:.1f}" rx="2">'
