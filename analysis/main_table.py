@@ -17,7 +17,8 @@ def main(analysis: Analysis) -> None:
     compact = compact_table(analysis.study, analysis.baseline)
     seeds = ", mean ± deviation over seeds" if (table["seeds"] > 1).any() else ""
     note = BASELINE_NOTE if analysis.baseline else ""
-    analysis.table("main_table", table[keep], f"Certified accuracy (%){seeds}, 95 % Wilson intervals", shown=compact, note=note)
+    where = f"; {table['setting'].iloc[0]}" if table["setting"].nunique() == 1 else ""
+    analysis.table("main_table", table[keep], f"Certified accuracy (%){seeds}, 95 % Wilson intervals{where}", shown=compact, note=note)
     if analysis.baseline:
         analysis.table("main_baseline", baseline_table(analysis.study, analysis.baseline), f"Against {analysis.baseline}", 4, note=note)
     analysis.table(

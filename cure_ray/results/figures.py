@@ -25,6 +25,12 @@ def colour(metric: str) -> str:
     return COLOURS.get(metric.removeprefix("cert_"), "#333333")
 
 
+def _tick(method: str) -> str:
+    """A method and its variant on lines of their own."""
+    name, _, variant = str(method).partition(" [")
+    return f"{name}\n[{variant.replace(', ', ',' + chr(10))}" if variant else name
+
+
 def _whiskers(table: pd.DataFrame, metric: str) -> Any:
     """Distance from the value to the ends of its interval."""
     low, high = table.get(f"{metric}_low"), table.get(f"{metric}_high")
@@ -42,7 +48,7 @@ def bars(table: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
         errors = _whiskers(table, metric)
         ax.bar(place, table[metric], width * 0.92, yerr=errors, color=colour(metric), label=metric.removeprefix("cert_"),
                error_kw={"linewidth": 0.8, "capsize": 2})  # fmt: skip
-    ax.set_xticks(x, [str(m).replace(" [", "\n[") for m in table["method"]], fontsize=8)
+    ax.set_xticks(x, [_tick(m) for m in table["method"]], fontsize=8)
     ax.set_ylabel("certified accuracy, %")
     ax.set_title(title, fontsize=10)
     figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=len(metrics))
@@ -112,7 +118,8 @@ def margin_comparison(
 
 def decomposition(table: pd.DataFrame, title: str) -> Figure:
     """Where the union is lost: errors of the weakest norm, and on top of them what it certifies and another norm does not."""
-    figure, ax = _axes(6.2, max(1.6, 0.34 * len(table) + 1.1))
+    lines = sum(1 + max(0, _tick(m).count("\n") - 1) * 0.5 for m in table["method"])
+    figure, ax = _axes(6.2, max(1.6, 0.34 * lines + 1.1))
     ax.grid(axis="y", visible=False)
     ax.grid(axis="x", color="#e2e3df", linewidth=0.8)
     y = np.arange(len(table))[::-1]
@@ -120,7 +127,7 @@ def decomposition(table: pd.DataFrame, title: str) -> Figure:
     ax.barh(y, table["R_align"], 0.66, left=table["R_r"], color="#d97706", label="R_align")
     for place, row in zip(y, table.to_dict("records"), strict=True):
         ax.text(row["R_union"] + 1, place, f"{row['R_r']:.1f} + {row['R_align']:.1f}  ({row['r']})", va="center", fontsize=7)
-    ax.set_yticks(y, [str(m).replace(" [", "\n[") for m in table["method"]], fontsize=8)
+    ax.set_yticks(y, [_tick(m) for m in table["method"]], fontsize=8)
     ax.set_xlim(0, 130)
     ax.set_xticks(range(0, 101, 20))
     ax.set_xlabel("not certified in the union, %")

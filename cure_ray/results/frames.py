@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cure_ray.errors import UserError
 from cure_ray.norms import NORMS
-from cure_ray.results.evaluations import REQUIRED, named_samples
+from cure_ray.results.evaluations import REQUIRED, STAGES, named_samples
 from cure_ray.results.store import Store
 from cure_ray.results.study import RunInfo, Study, build_study
 
@@ -34,6 +34,12 @@ class Loaded:
     def shards(self) -> tuple[tuple[str, str], ...]:
         """(store, file name) of every shard, listed once."""
         return tuple((store.root, name) for store in self.stores for name in store.shards())
+
+    def enabled_stages(self, study: Study) -> tuple[str, ...]:
+        """The stages any run of the study had switched on, in the cascade's order: what was never tried decides nothing."""
+        mine = self.verdicts["checkpoint_digest"].isin([e.evaluation.checkpoint for e in study.entries])
+        used = {stage for stages in self.verdicts.loc[mine, "stages"].unique() for stage in str(stages).split(",")}
+        return tuple(stage for stage in STAGES if stage in used)
 
 
 def find_stores(source: str | Path) -> list[Store]:

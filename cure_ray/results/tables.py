@@ -195,13 +195,13 @@ def decomposition_summary(study: Study) -> pd.DataFrame:
 
 
 WEAKEST = ("all, weakest first", "linf_l2, weaker first")
-"""The decomposition that speaks of the whole union: of three norms, or where there are two, of those."""
+FIXED = ("all, r = linf", "linf_l2, r = linf")
 
 
-def main_decomposition(summary: pd.DataFrame) -> pd.DataFrame:
-    """Per method the one row about the whole union."""
-    chosen = summary[summary["union"].isin(WEAKEST)]
-    best = chosen.assign(rank=chosen["union"].map(WEAKEST.index)).sort_values("rank", kind="stable")
+def main_decomposition(summary: pd.DataFrame, choice: tuple[str, str] = WEAKEST) -> pd.DataFrame:
+    """Per method the one row about the whole union: of three norms, or where there are only two, of those."""
+    chosen = summary[summary["union"].isin(choice)]
+    best = chosen.assign(rank=chosen["union"].map(choice.index)).sort_values("rank", kind="stable")
     return best.drop_duplicates(["setting", "method"]).sort_index().drop(columns="rank")
 
 

@@ -117,6 +117,39 @@ def test_it_writes_tables_and_figures_from_a_rich_store(name: str, rich: Path, t
         assert all(line.count(" & ") == columns for line in body)
 
 
+def test_the_ladder_joins_only_runs_that_differ_in_nothing_else_and_its_errors_add_up(rich: Path, tmp_path: Path) -> None:
+    script(main_of("ba_gp_ablation"), [str(rich), "--out", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "ba_gp_0.csv")
+    assert list(dict.fromkeys(table["step"])) == ["Max", "Max + BA", "Max + BA + GP"]
+    assert (table["R_r"] + table["R_align"]).tolist() == pytest.approx((100 - table["union"]).tolist())
+    plain = table.set_index("method").loc["CURE-Scratch [projection=False]"]
+    assert plain["below"] == "CURE-Max"
+    assert plain["difference"] == pytest.approx(plain["union"] - table.set_index("method").loc["CURE-Max", "union"])
+    assert "| Max + BA | CURE-Scratch [projection=False] |" in (tmp_path / "ba_gp_0.md").read_text()
+
+
+def test_the_decomposition_is_a_table_of_methods_with_deviations_over_seeds(rich: Path, tmp_path: Path) -> None:
+    script(main_of("decomposition"), [str(rich), "--out", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "decomposition.csv")
+    assert table["R_union"].to_numpy() == pytest.approx((table["R_r"] + table["R_align"]).to_numpy())
+    text = (tmp_path / "decomposition.md").read_text()
+    assert text.count("\n| CURE-Scratch") == len({m for m in table["method"] if m.startswith("CURE-Scratch")})
+    assert "±" in text
+    assert {"decomposition_0.png", "decomposition_0.svg"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_the_main_table_compares_with_the_named_baseline(rich: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script(main_of("main_table"), [str(rich), "--out", str(tmp_path), "--baseline", "CURE-Max"])
+    text = (tmp_path / "main_table.md").read_text()
+    assert "| against CURE-Max |" in text
+    assert "Holm-corrected over the methods" in text
+    assert len(pd.read_csv(tmp_path / "main_baseline.csv")) == text.count("\n| ") - 2, "every method but the baseline itself"
+    with pytest.raises(SystemExit) as info:
+        script(main_of("main_table"), [str(rich), "--out", str(tmp_path), "--baseline", "nobody"])
+    assert info.value.code == 2
+    assert "no method called 'nobody'" in capsys.readouterr().err
+
+
 def test_the_eta_curve_mixes_no_other_setting(rich: Path, tmp_path: Path) -> None:
     script(main_of("eta_curve"), [str(rich), "--out", str(tmp_path)])
     table = pd.read_csv(tmp_path / "eta_curve_0.csv")

@@ -19,7 +19,7 @@ from cure_ray.results.report.gallery import cards
 from cure_ray.results.report.sections import first_seeds, make_setting
 from cure_ray.results.report.sweeps import read_sweeps
 from cure_ray.results.report.words import duration
-from cure_ray.results.tables import BOUND_STAGES, p_text
+from cure_ray.results.tables import p_text
 
 FILE = "report.html"
 _GALLERY_METHODS = 8
@@ -42,7 +42,6 @@ def _environment() -> jinja2.Environment:
         "css": Markup(here.joinpath("report.css").read_text(encoding="utf-8")),
         "js": Markup(here.joinpath("report.js").read_text(encoding="utf-8")),
         "statuses": STATUSES,
-        "bound_stages": BOUND_STAGES,
     }
     return env
 

@@ -45,6 +45,7 @@ class Setting:
     pairs: tuple[Row, ...]
     stages: tuple[Row, ...]
     stage_metrics: Columns
+    enabled: tuple[str, ...]  # stages that can certify and were switched on
     union_by_stage: tuple[Row, ...]
     funnel: tuple[Row, ...]
     statuses: tuple[Row, ...]
@@ -142,7 +143,9 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
     ]
     up = "certified union accuracy, %" if balls else "certified, mean over transformations, %"
     one_each = first_seeds(own)
+    enabled = tuple(s for s in loaded.enabled_stages(own) if s in tables.BOUND_STAGES)
     stages = tables.stage_table(own)
+    stages = stages[stages["stage"].isin(enabled)]
     shown = [c for c in stages.columns if c.startswith("cert_") or c == "union"]
     per_stage = stages.groupby(["method", "stage"], sort=False)[shown].mean().reset_index()
     status = tables.status_table(own).groupby(["method", "threat"], sort=False)[[*STATUSES, "no_verdict", "n"]].sum().reset_index()
@@ -172,6 +175,7 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
         pairs=records(pairs.sort_values("p_holm", kind="stable")),
         stages=records(per_stage),
         stage_metrics=columns([c for c in ("union", *norms, *configurations) if c in shown]),
+        enabled=enabled,
         union_by_stage=records(per_stage.pivot(index="method", columns="stage", values="union").reindex(list(tones)).reset_index())
         if balls
         else (),
