@@ -4,14 +4,12 @@ Besides the `Threat` itself, the geometry every consumer shares, on tensors whos
 dual norms, projections onto ball∩box (attacks), and the support function of ball∩box (certificates).
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cure_ray.errors import UserError, nearest
-from cure_ray.norms import DUAL, NORMS, Norm, P
+from cure_ray.norms import DUAL, Norm, P, check_ball
 
 NEGLIGIBLE = 1e-15
 
@@ -24,10 +22,7 @@ class Threat:
     eps: float
 
     def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise UserError(f"unknown norm {self.norm!r}.{nearest(str(self.norm), NORMS)}")
-        if not (math.isfinite(self.eps) and self.eps >= 0):
-            raise UserError(f"the radius of {self.norm} must be a finite number >= 0 in pixel units, got {self.eps}")
+        check_ball(self.norm, self.eps)
 
     def __str__(self) -> str:
         return f"{self.norm}={self.eps:g}"

@@ -102,9 +102,37 @@ def test_names_placement_and_certification_do_not_change_the_identity() -> None:
         assert load_experiment("smoke", [other]).config_hash != base.config_hash
 
 
+def test_threats_of_every_family_are_part_of_an_experiment(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text('preset: smoke\ncertification: {threats: [linf, l2=1/4, R(10), "R(2),Sh(2)", patch=2x2, patch(1x3)]}\n')
+    experiment = load_experiment(file)
+    assert experiment.certification.threats == ("linf", "l2=1/4", "R(10)", "R(2),Sh(2)", "patch=2x2", "patch(1x3)")
+    assert resolve(yaml.safe_load(dump_experiment(experiment))) == experiment
+    assert experiment.config_hash == load_experiment("smoke").config_hash
+    written = load_experiment("smoke", ["certification.threats='linf,R(2),Sh(2);patch=2x2'"])
+    assert written.certification.threats == ("linf", "R(2),Sh(2)", "patch=2x2")
+    assert load_experiment("smoke").certification.threats == ()
+
+
+def test_a_transformation_in_an_experiment_is_refused_with_a_pointer_at_the_place() -> None:
+    with pytest.raises(UserError) as caught:
+        load_experiment("smoke", ["certification.threats=['linf', 'R(10),Q(2)']"])
+    lines = str(caught.value).split("\n")
+    assert "certification.threats: unknown transformation 'Q'" in lines[-3]
+    assert lines[-2] == "  R(10),Q(2)"
+    assert lines[-1].index("^") == lines[-2].index("Q")
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("certification.threats=[linf=x]", "not like linf=0.1"),
+        ("certification.threats=[l3=1]", "unknown norm"),
+        ("certification.threats=[linf, linf=0.2]", "no threat twice"),
+        ("certification.threats=[patch=9x9]", "larger than the image"),
+        ("certification.threats=['C(2),R(2)']", "spatial ones"),
+        ("certification.threats=[R(120)]", "90 degrees"),
+        ("certification.threats=[2]", "valid string"),
         ("training.etta=1", "Did you mean 'eta'?"),
         ("trainig.eta=1", "Did you mean 'training'?"),
         ("training.eta=lots", "valid number"),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cure_ray.bounds import _lirpa_compat, _lirpa_graph
 from cure_ray.bounds.engine import Branching, Problem, Stage
+from cure_ray.bounds.memory import out_of_memory
 from cure_ray.errors import UserError
 from cure_ray.norms import P
 from cure_ray.threats import Threat
@@ -105,7 +106,7 @@ class LirpaEngine:
         try:
             lower = self._compute(bounded, problem, C, stage)
         except (RuntimeError, IndexError, AssertionError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error):
+            if out_of_memory(error):
                 raise
             # The convolution patches of 0.3 crash on some strides and paddings; dense matrices give the same bounds, slower.
             self._bounded = self._wrap()

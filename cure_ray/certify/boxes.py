@@ -11,8 +11,10 @@ from torch import Tensor
 
 from cure_ray.bounds.domain import Domain
 from cure_ray.bounds.engine import Stage
+from cure_ray.bounds.memory import exact_arithmetic
 from cure_ray.bounds.native import NativeEngine
-from cure_ray.bounds.problem import NativeProblem
+from cure_ray.bounds.problem import NativeProblem, visible
+from cure_ray.bounds.relaxation import interval_bounds, interval_margins, margin_rows
 from cure_ray.threats import Threat
 
 # The engine reads a magnitude bound |x| + eps off the threat; pixels lie in [0, 1], so 1 covers every box.
@@ -33,6 +35,21 @@ def box_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B: Tens
     domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, _ANY_BOX, True)
     usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1)
     return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
+
+
+@torch.no_grad()
+def separate_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B: Tensor) -> Tensor:
+    """[B, K-1] IBP bounds of f_y from below minus bounds of f_i from above (A29): sound, and never above those of `box_margins`."""
+    assert engine.decide is not None
+    net, parts = engine.decide, list[Tensor]()
+    with exact_arithmetic():
+        for low, high, y in zip(low_BN.split(64), high_BN.split(64), y_B.split(64), strict=True):
+            domain = BoxDomain(low, torch.zeros_like(low), high - low, _ANY_BOX, True)
+            bounds = interval_bounds(net, domain)
+            rows_BSK = margin_rows(y, net.classes, low.dtype)
+            mine = interval_margins(net, domain, bounds, rows_BSK[:, :1].clamp_min(0))
+            parts.append(mine + interval_margins(net, domain, bounds, rows_BSK.clamp_max(0)))
+    return visible(torch.cat(parts))
 
 
 def proven(margins_BS: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cure_ray import seeding
 from cure_ray.attacks import AttackSettings, attack, check_witness, replay_network
 from cure_ray.bounds.engine import Engine, Problem, Stage
+from cure_ray.bounds.memory import out_of_memory
 from cure_ray.certify.bundle import save_bundle
 from cure_ray.certify.settings import CascadeSettings
 from cure_ray.certify.verdict import SKIPPED, Status
@@ -75,9 +76,7 @@ class Certifier:
             outcomes += _Batch(self, x_BCHW[part], y_B[part], threat, list(indices[part])).run()
         return outcomes
 
-    def certify_union(
-        self, x_BCHW: Tensor, y_B: Tensor, threats: Sequence[Threat], indices: Sequence[int]
-    ) -> list[list[Outcome]]:
+    def certify_union(self, x_BCHW: Tensor, y_B: Tensor, threats: Sequence[Threat], indices: Sequence[int]) -> list[list[Outcome]]:
         """Outcomes per threat; a sample that fails one threat is skipped for the later ones: put first what fails most."""
         results: list[list[Outcome]] = []
         alive = torch.ones(len(x_BCHW), dtype=torch.bool)
@@ -200,7 +199,7 @@ class _Batch:
             raise
         except Exception as error:
             if len(alive) == 1:
-                status = Status.OOM if _is_out_of_memory(error) else Status.ERROR
+                status = Status.OOM if out_of_memory(error) else Status.ERROR
                 self.outcomes[int(alive)].decide(status, stage, f"{type(error).__name__}: {error}"[:500])
                 return
             half = len(alive) // 2
@@ -290,8 +289,3 @@ class _Batch:
 
 def _as_stage(stage: str) -> Stage:
     return stage  # type: ignore[return-value]  # CascadeSettings admits the engine's stages and "attack" only
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text

@@ -61,7 +61,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_npz(path: Path) -> Samples:
-    """`images` (N, C, H, W), uint8 or floats in [0, 1], and `labels` (N) of an .npz file."""
+    """`images` (N, C, H, W), uint8 or floats in [0, 1] that float32 holds exactly, and `labels` (N) of an .npz file."""
     if not path.is_file():
         raise UserError(f"--data {path}: no such file")
     try:
@@ -79,7 +79,14 @@ def load_npz(path: Path) -> Samples:
     if images.dtype == np.uint8:
         pixels = torch.from_numpy(images).float() / 255
     elif np.issubdtype(images.dtype, np.floating):
-        pixels = torch.from_numpy(images.astype(np.float32))
+        with np.errstate(over="ignore"):
+            single = images.astype(np.float32)
+        if not np.array_equal(single.astype(images.dtype), images, equal_nan=True):
+            raise UserError(
+                f"--data {path}: the images are {images.dtype} numbers that float32 cannot hold, so a certificate would be about slightly "
+                "other images. Save them as uint8, or as float32: images.astype(numpy.float32)"
+            )
+        pixels = torch.from_numpy(single)
     else:
         raise UserError(f"--data {path}: images must be uint8 or floats, got {images.dtype}")
     return Samples(path.stem, "test", pixels.contiguous(), torch.from_numpy(labels.astype(np.int64)))

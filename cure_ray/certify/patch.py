@@ -3,7 +3,6 @@
 Positions are tried where the clean gradient is largest first: an image that fails, fails early. float64 decides, see windows.py.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,45 +20,17 @@ from cure_ray.certify.cascade import Outcome
 from cure_ray.certify.perturbed import check_clean, raise_unsound
 from cure_ray.certify.verdict import Status
 from cure_ray.certify.windows import CleanPass, anywhere_margins, clean_pass, patch_margins, positions
-from cure_ray.errors import UserError
+from cure_ray.config.threat_list import Patch, check_size
 
 STAGE = "ibp"
 
 
 @dataclass(frozen=True)
-class Patch:
-    """A height x width rectangle of pixels, all channels."""
-
-    height: int = 2
-    width: int = 2
-
-    norm = "patch"  # the columns every row has; a patch has no radius
-    eps = 0.0
-
-    def __str__(self) -> str:
-        return f"patch={self.height}x{self.width}"
-
-
-def parse_patch(text: str, image: tuple[int, int] | None = None) -> Patch:
-    """`patch=2x2`, or `patch=3` for a square one; `image` is (height, width)."""
-    found = re.fullmatch(r"\s*patch\s*=\s*(\d+)(?:\s*x\s*(\d+))?\s*", text)
-    if found is None or int(found[1]) < 1 or int(found[2] or found[1]) < 1:
-        raise UserError(f"cannot read the patch {text!r}: write patch=2x2 (height x width, at least 1x1)")
-    patch = Patch(int(found[1]), int(found[2] or found[1]))
-    if image is not None:
-        check_size(patch, image)
-    return patch
-
-
-def check_size(patch: Patch, image: tuple[int, int]) -> None:
-    if patch.height > image[0] or patch.width > image[1]:
-        raise UserError(f"{patch} is larger than the image ({image[0]}x{image[1]} pixels): nothing of the image would be left to classify")
-
-
-@dataclass(frozen=True)
 class PatchSettings:
-    """How positions are searched; nothing here changes a verdict."""
+    """How positions are searched. Only leaving out the attack or the proof changes a verdict, to unknown."""
 
+    attack: bool = True
+    prove: bool = True
     precheck: bool = False  # first try one loose bound for all positions together
     candidates: int = 16  # positions attacked per image
     check_every: int = 8  # positions between two looks at who has failed
@@ -98,20 +69,24 @@ def _certify_batch(engine: NativeEngine, network: nn.Module, x: Tensor, y: Tenso
     alive = torch.tensor([b for b, o in enumerate(outcomes) if o.open], dtype=torch.long)
     if len(alive):
         started = time.perf_counter()
-        saliency_BHW = _attack(network, x, y, patch, alive, outcomes, settings)
+        gradient_BCHW, saliency_BHW = _saliency(network, x, y, patch, alive)
+        if settings.attack:
+            _attack(network, x, y, patch, alive, outcomes, gradient_BCHW, saliency_BHW, settings)
         for b in alive.tolist():
             outcomes[b].seconds += (time.perf_counter() - started) / len(alive)
-        _prove(engine, x, y, patch, outcomes, saliency_BHW, settings)
+        if settings.prove:
+            _prove(engine, x, y, patch, outcomes, saliency_BHW, settings)
+        for outcome in outcomes:
+            if outcome.open:
+                outcome.decide(Status.UNKNOWN, "attack")  # the only stage there was
     return outcomes
 
 
 # ---------------------------------------------------------------- concrete patches
 
 
-def _attack(
-    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Tensor, outcomes: Sequence[Outcome], settings: PatchSettings
-) -> Tensor:
-    """Try the corner the gradient points to, black and white at the most salient positions; [B, H', W'] saliency of positions."""
+def _saliency(network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the margin at the images still open, and [B, H', W']: how much a patch at each position could change it."""
     where = alive.to(x.device)
     point = x[where].clone().requires_grad_()
     with torch.enable_grad():
@@ -120,6 +95,15 @@ def _attack(
     weight = (gradient.abs() * room).sum(1, keepdim=True)
     saliency = torch.zeros(len(x), *(s - k + 1 for s, k in zip(x.shape[2:], (patch.height, patch.width), strict=True)), device=x.device)
     saliency[where] = F.avg_pool2d(weight, (patch.height, patch.width), 1).squeeze(1)
+    return gradient, saliency
+
+
+def _attack(
+    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Tensor, outcomes: Sequence[Outcome], gradient: Tensor, saliency: Tensor,
+    settings: PatchSettings,
+) -> None:  # fmt: skip
+    """Try the corner the gradient points to, black and white at the most salient positions."""
+    where = alive.to(x.device)
     count = min(settings.candidates, saliency[0].numel())
     top_BT = saliency[where].flatten(1).topk(count, dim=1).indices
     best, best_margin = x[where].clone(), torch.full((len(where),), torch.inf, device=x.device)
@@ -144,7 +128,6 @@ def _attack(
         if value <= 0:
             outcomes[b].witness = image
             outcomes[b].decide(Status.FALSIFIED, "attack", _where(image - x[b].cpu().double()))
-    return saliency
 
 
 def _where(change: Tensor) -> str:

@@ -55,7 +55,7 @@ def to_verdict(job: Job, threat: AnyThreat, index: int, outcome: Outcome, save_w
     falsified = outcome.status == Status.FALSIFIED
     if outcome.status is None or (falsified and outcome.witness is None):
         raise RuntimeError(f"sample {index} left the cascade undecided")
-    stages = enabled_stages(threat, job.settings.stages)
+    stages = enabled_stages(threat, job.settings)
     margins = () if outcome.margins is None else tuple(outcome.margins.tolist())
     return Verdict(
         schema_version=SCHEMA_VERSION,

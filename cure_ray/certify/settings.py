@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class CascadeSettings:
     attack: AttackSettings = field(default_factory=AttackSettings)
     box: bool = True  # use the image domain [0, 1]
     batch: int = 50
+    patch_precheck: bool = False  # patches: first one loose bound for all positions together
+    separate_logits: bool = False  # transformations: compare bounds of single logits, by IBP alone (A29)
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -41,7 +43,9 @@ class CascadeSettings:
         object.__setattr__(self, "stages", ordered)
 
     def key(self) -> dict[str, Any]:
+        extra = {name: True for name in ("patch_precheck", "separate_logits") if getattr(self, name)}  # off: as before there were any
         return {
+            **extra,
             "stages": list(self.stages),
             "seconds": self.seconds,
             "nodes": self.nodes,
@@ -49,6 +53,13 @@ class CascadeSettings:
             "attack_restarts": self.attack.restarts,
             "box": self.box,
         }
+
+    @staticmethod
+    def of(key: Mapping[str, Any]) -> "CascadeSettings":
+        """The settings `key` was made of, but for the batch size."""
+        attack = AttackSettings(steps=key["attack_steps"], restarts=key["attack_restarts"])
+        extra = (key.get("patch_precheck", False), key.get("separate_logits", False))
+        return CascadeSettings(tuple(key["stages"]), key["seconds"], key["nodes"], attack, key["box"], 50, *extra)
 
 
 @dataclass(frozen=True)
@@ -101,9 +112,7 @@ class Shard:
         return f"{self.job.checkpoint_digest[:12]}-{readable}-{self.indices[0]:06d}-{self.indices[-1]:06d}-{key}.parquet"
 
 
-def plan(
-    job: Job, threats: Sequence[Threat], indices: Sequence[int], done: "set[tuple[str, int]]", size: int = 100
-) -> list[Shard]:
+def plan(job: Job, threats: Sequence[Threat], indices: Sequence[int], done: "set[tuple[str, int]]", size: int = 100) -> list[Shard]:
     """Shards for what is not done yet: whatever the sharding of an earlier run was, no sample is computed twice."""
     groups = [tuple(threats)] if job.union_only else [(t,) for t in threats]
     shards = []

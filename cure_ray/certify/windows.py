@@ -168,6 +168,11 @@ def patch_margins(clean: CleanPass, corner: tuple[int, int], height: int, width:
     c, r = _into_dense(clean.layers[index], window)
     for dense in clean.layers[index + 1 :]:
         c, r = _relu(dense.layer(c), dense.layer.linear(r, dense.layer.weight_abs) + dense.slack_N)
+    return _margins(clean, c, r)
+
+
+def _margins(clean: CleanPass, c: Tensor, r: Tensor) -> Tensor:
+    """The elided last layer."""
     centre = torch.matmul(clean.rows_BSN, c.unsqueeze(2)).squeeze(2)
     return centre + clean.constant_BS - torch.matmul(clean.rows_BSN.abs(), r.unsqueeze(2)).squeeze(2) - clean.slack_BS
 
@@ -190,8 +195,7 @@ def anywhere_margins(clean: CleanPass, height: int, width: int) -> Tensor:
     c, r = _relu(first.output_BN, radius + first.slack_N)
     for below in clean.layers[1:]:
         c, r = _relu(below.layer(c), below.layer.linear(r, below.layer.weight_abs) + below.slack_N)
-    centre = torch.matmul(clean.rows_BSN, c.unsqueeze(2)).squeeze(2)
-    return centre + clean.constant_BS - torch.matmul(clean.rows_BSN.abs(), r.unsqueeze(2)).squeeze(2) - clean.slack_BS
+    return _margins(clean, c, r)
 
 
 def positions(image: Sequence[int], height: int, width: int) -> list[tuple[int, int]]:

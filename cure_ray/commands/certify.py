@@ -23,7 +23,7 @@ def certify(
         list[Path] | None, typer.Argument(help="Runs or checkpoints of `cure-ray train`, or a directory of `cure-ray sweep` (its best).")
     ] = None,
     threats: Annotated[
-        str | None, typer.Option(help="E.g. linf=8/255,l2=0.5 (radii in pixels), R(10), patch=2x2; default: the radii of the experiment.")
+        str | None, typer.Option(help="E.g. linf=8/255,l2=0.5 (radii in pixels), R(10), patch=2x2; default: the experiment's.")
     ] = None,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     samples: Annotated[int | None, typer.Option(min=1, help="How many images; default: the experiment's, or all of --data.")] = None,
@@ -48,6 +48,12 @@ def certify(
     address: Annotated[str | None, typer.Option(help="A running Ray cluster; default: RAY_ADDRESS, else this machine.")] = None,
     best: Annotated[int, typer.Option(min=1, help="How many of a sweep's best trials.")] = 1,
     yes: Annotated[bool, typer.Option("--yes", help="Start geometric grids of any size.")] = False,
+    patch_precheck: Annotated[
+        bool, typer.Option("--patch-precheck", help="Patches: try one loose bound for all positions together first.")
+    ] = False,
+    separate_logits: Annotated[
+        bool, typer.Option("--separate-logits", help="Transformations: compare bounds of single logits, as CGT does; looser.")
+    ] = False,
     data_dir: DataDirOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the table.")] = False,
 ) -> None:
@@ -64,7 +70,7 @@ def certify(
 
     from cure_ray import seeding
     from cure_ray.certify.foreign import check_samples
-    from cure_ray.certify.perturbations import check_affordable, parse_any_threats
+    from cure_ray.certify.perturbations import check_feasible
     from cure_ray.commands.certify_options import cascade_settings
     from cure_ray.commands.certify_reporter import Reporter
     from cure_ray.commands.certify_subject import load_subject
@@ -78,16 +84,14 @@ def certify(
     root = out
     for run in runs:
         subject = load_subject(run, network, weights, data, split, data_dir, onnx)
-        shape, name = subject.samples.images.shape[1:], subject.samples.dataset
-        chosen: list[Any] = [*parse_any_threats(threats, name, shape)] if threats else [*subject.threats]
-        check_affordable(chosen, union_only, samples or (subject.defaults.samples if subject.defaults else len(subject.samples)), yes)
-        if not chosen:
-            raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
+        chosen = _threats(subject, threats)
+        settings = cascade_settings(subject.defaults, stages, budget, nodes, engine, not no_box, patch_precheck, separate_logits)
+        indices = _indices(subject, samples, split, data is not None)
+        check_feasible(chosen, settings, union_only, len(indices), yes)
         check_samples(subject.samples, subject.network)
-        settings = cascade_settings(subject.defaults, stages, budget, nodes, engine, not no_box)
         root = root or (f"certificates/{subject.name}-{subject.digest[:8]}" if len(runs) == 1 else f"certificates/{len(runs)}-checkpoints")
-        many, own_data = add or len(runs) > 1, data is not None
-        tasks.append(_task(subject, chosen, settings, samples, split, own_data, engine, seed, union_only, where, root, many, workers))
+        many = add or len(runs) > 1
+        tasks.append(_task(subject, chosen, settings, indices, split, engine, seed, union_only, where, root, many, workers))
     assert root is not None
     store = Store.open(root)
     with Reporter(sum(t.total for t in tasks), quiet) as reporter:
@@ -108,9 +112,8 @@ def certify(
         clean = store.about(task.job.checkpoint_digest)["clean_all"]
         print(f"clean on all {clean['images']} images of the split: {100 * clean['correct'] / clean['images']:.2f} %")
         if cross_check:
-            indices = set(task.indices)
             digest = task.job.checkpoint_digest
-            _cross_check(cross_check, task.subject, task.threats, table, digest, indices, task.job.settings, seed, where)
+            _cross_check(cross_check, task.subject, task.threats, table, digest, set(task.indices), task.job.settings, seed, where)
     print(f"verdicts: {root}/verdicts")
 
 
@@ -125,26 +128,43 @@ class _Task:
         self.left = sum(len(s.indices) * len(s.threats) for s in shards)
 
 
+def _threats(subject: "Subject", text: str | None) -> list[Any]:
+    """What was asked for: on the command line, else in the experiment, else all its norms."""
+    from cure_ray.certify.perturbations import parse_any_threats
+
+    text = text or ";".join(subject.defaults.threats if subject.defaults else ())
+    radii = {threat.norm: threat.eps for threat in subject.threats}
+    chosen: list[Any] = [*subject.threats]
+    if text:
+        chosen = [*parse_any_threats(text, subject.samples.dataset, subject.samples.images.shape[1:], radii)]
+    if not chosen:
+        raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
+    return chosen
+
+
+def _indices(subject: "Subject", samples: int | None, split: str, own_data: bool) -> list[int]:
+    """The samples to certify: the experiment's number of them, or all of a file of one's own."""
+    from cure_ray.datasets import select_samples
+
+    total, defaults = len(subject.samples), subject.defaults
+    if total == 0:
+        raise UserError(f"the {split} split of {subject.samples.dataset} has no images")
+    wanted = samples or (defaults.samples if defaults and not own_data else total)
+    return select_samples(total, wanted, defaults.selection if defaults else "first").tolist()
+
+
 def _task(
-    subject: "Subject", threats: "list[Threat]", settings: "CascadeSettings", samples: int | None, split: str, own_data: bool, engine: str,
+    subject: "Subject", threats: "list[Threat]", settings: "CascadeSettings", indices: list[int], split: str, engine: str,
     seed: int, union_only: bool, device: "torch.device", root: str, many: bool, workers: int,
 ) -> _Task:  # fmt: skip
     from cure_ray.certify.cascade import Certifier
     from cure_ray.certify.engines import make_engine
     from cure_ray.certify.settings import Job, plan
     from cure_ray.commands.certify_subject import describe
-    from cure_ray.datasets import select_samples
     from cure_ray.results.store import Store
 
-    total = len(subject.samples)
-    wanted = samples or (subject.defaults.samples if subject.defaults and not own_data else total)
-    if total == 0:
-        raise UserError(f"the {split} split of {subject.samples.dataset} has no images")
-    indices = select_samples(total, wanted, subject.defaults.selection if subject.defaults else "first").tolist()
     judge = make_engine(engine, subject.network, device, tuple(subject.samples.images.shape[1:]))
-    job = Job(
-        subject.digest, subject.samples.dataset, split, subject.samples.digest, judge.name, judge.version, settings, seed, union_only
-    )
+    job = Job(subject.digest, subject.samples.dataset, split, subject.samples.digest, judge.name, judge.version, settings, seed, union_only)
     done = Store.create(root, job.dataset, split, job.data_digest, many).begin(job, threats, indices, describe(subject, device))
     if union_only:
         pilot = indices[:16]
@@ -184,9 +204,7 @@ def _certify_on_ray(
     from cure_ray.cluster import shards
     from cure_ray.run import StoppedError, stop_on_signals
 
-    work = [
-        (shards.Subject(t.subject.network.cpu(), t.subject.samples, t.engine, t.job.seed, bundles.absolute()), t.shards) for t in tasks
-    ]
+    work = [(shards.Subject(t.subject.network.cpu(), t.subject.samples, t.engine, t.job.seed, bundles.absolute()), t.shards) for t in tasks]
     share = gpus if device.type == "cuda" else 0.0
     with stop_on_signals() as stop:
         try:

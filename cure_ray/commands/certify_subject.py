@@ -34,6 +34,8 @@ def load_subject(
         raise UserError(
             "give either a CHECKPOINT directory of `cure-ray train`, or --network package.module:factory, or --onnx net.onnx, with --data"
         )
+    if data is not None and split != "test":
+        raise UserError(f"--split {split} chooses a part of the experiment's data set, but --data {data} is certified as it is: drop one")
     if onnx is not None:
         return _from_onnx(onnx, data)
     if network is not None:

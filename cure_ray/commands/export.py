@@ -27,7 +27,7 @@ def export(
     Example: `cure-ray export runs/smoke --onnx net.onnx --vnnlib properties --samples 20`.
     """
     from cure_ray.checkpoints import load_checkpoint
-    from cure_ray.commands.certify_options import parse_threats
+    from cure_ray.config.threat_list import parse_balls
     from cure_ray.datasets import load_dataset, select_samples
     from cure_ray.export import write_onnx, write_properties
     from cure_ray.norms import NORMS
@@ -44,7 +44,8 @@ def export(
         print(f"network: {onnx}")
     if vnnlib is not None:
         radii = experiment.threats
-        chosen = parse_threats(threats) if threats else [Threat(n, radii.eps(n)) for n in NORMS if radii.eps(n) > 0]
+        balls = parse_balls(threats) if threats else [(norm, radii.eps(norm)) for norm in NORMS if radii.eps(norm) > 0]
+        chosen = [Threat(*ball) for ball in balls]
         images = load_dataset(experiment.dataset.model_copy(update={"augment": False}), split, data_dir)  # type: ignore[arg-type]
         index = select_samples(len(images), samples, experiment.certification.selection)
         x, y = images.batch(index)

@@ -3,13 +3,15 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cure_ray.config._base import Model, NonNegative, Positive
 from cure_ray.config.problem import Dataset, NetworkConfig, Threats
+from cure_ray.config.threat_list import check_list, read_threats, split_threats
 from cure_ray.config.training import Training
+from cure_ray.errors import UserError
 from cure_ray.norms import NORMS, Norm, contains
 
 
@@ -31,7 +33,8 @@ class Execution(Model):
     )
     keep_checkpoints: Annotated[int, Field(ge=1)] = Field(2, description="How many of the last epochs' checkpoints to keep.")
     ct_workers: Annotated[int, Field(ge=1)] = Field(
-        1, description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding, and for method random which norm a sample gets."
+        1,
+        description="Data-parallel ranks of the certified branch (parallel only). More than one changes rounding, and for method random which norm a sample gets.",
     )
     gpus_per_worker: NonNegative = Field(1.0, description="GPUs per rank on a cluster that has them; fractions allowed.")
     cpus_per_worker: Positive = Field(1.0, description="CPUs per rank.")
@@ -39,6 +42,11 @@ class Execution(Model):
 
 class Certification(Model):
     """The defaults of `cure-ray certify` for this experiment."""
+
+    threats: tuple[str, ...] = Field(
+        (),
+        description="What to certify, each as `cure-ray certify --threats` reads it: linf, l2, l1 (alone: at the experiment's radius, else l2=0.3), transformations such as R(10) or 'Tu(2),Tv(2)', patch=2x2 (docs/geometric.md). Empty: every norm that has a radius.",
+    )
 
     samples: Annotated[int, Field(ge=1)] = Field(1000, description="Test images to certify.")
     selection: Literal["first", "stride"] = Field(
@@ -50,6 +58,20 @@ class Certification(Model):
     )
     seconds: NonNegative = Field(0.0, description="Branch-and-bound budget per sample and threat, in seconds (A27).")
     nodes: Annotated[int, Field(ge=0)] = Field(20000, description="Branch-and-bound budget per sample and threat, in sub-problems.")
+
+    @field_validator("threats", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        parts = [value] if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            return value  # pydantic says what is wrong with it
+        return tuple(threat for part in parts for threat in split_threats(part))
+
+    @field_validator("threats")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        check_list(value)
+        return value
 
 
 class Experiment(Model):
@@ -94,4 +116,8 @@ class Experiment(Model):
                     raise ValueError(
                         f"the {inner} ball of radius {inner_eps:g} lies inside the {outer} ball of radius {outer_eps:g} (dimension {dimension}), so it adds nothing to the union: change one of the radii, or set {inner} to 0 to leave it out"
                     )
+        try:
+            read_threats(";".join(self.certification.threats), self.dataset.name, shape[1:], balls)
+        except UserError as error:
+            raise ValueError(f"certification.threats: {error}") from None
         return self

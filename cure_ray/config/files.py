@@ -23,7 +23,10 @@ PROFILES = ("paper", "authors")
 
 # What a method changes whatever the preset (docs/algorithms.md 8 and 12.12).
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
-    "cgt": {"network": {"init": "default"}, "training": {"anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0, "grad_clip": 8.0, "transformation": "R(10)"}},
+    "cgt": {
+        "network": {"init": "default"},
+        "training": {"anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0, "grad_clip": 8.0, "transformation": "R(10)"},
+    },
     "finetune": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0}},
     "l2_pgd": {"network": {"init": "default"}, "training": {"warmup_weight": 0.0, "l1_weight": 0.0}},
     "natural": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0}},

@@ -126,8 +126,13 @@ class Training(Model):
     start_from: str | None = Field(
         None, description="Checkpoint (or run directory) whose weights training starts from; finetune needs one."
     )
-    transformation: str | None = Field(None, description="cgt only: the transformation to train against, e.g. R(30) or Tu(2),Tv(2) (docs/geometric.md).")
-    transformation_widths: tuple[float, ...] | None = Field(None, description="cgt only: width of the sub-range of a batch per parameter, in degrees, pixels or factors; empty: the published ones, else the certification widths.")
+    transformation: str | None = Field(
+        None, description="cgt only: the transformation to train against, e.g. R(30) or Tu(2),Tv(2) (docs/geometric.md)."
+    )
+    transformation_widths: tuple[float, ...] | None = Field(
+        None,
+        description="cgt only: width of the sub-range of a batch per parameter, in degrees, pixels or factors; empty: the published ones, else the certification widths.",
+    )
     attack: Attack = Attack()
 
     @property

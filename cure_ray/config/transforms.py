@@ -77,11 +77,6 @@ class Transformation:
         return self.text
 
 
-def is_geometric(text: str) -> bool:
-    """Whether a threat reads like a transformation rather than like `linf=0.1` or `patch=2x2`."""
-    return "=" not in text
-
-
 def _pointing(text: str, place: int, why: str) -> UserError:
     return UserError(f"{why}\n  {text}\n  {' ' * place}^ here; {EXAMPLE}")
 

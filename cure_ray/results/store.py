@@ -98,8 +98,15 @@ class Store:
                     "Choose another directory: one table must not mix settings."
                 )
             done.add((threat, index))
-        self.files.write_json(f"runs/{job.checkpoint_digest}.json", dict(about))
         plan = self.files.read_json(f"plans/{job.run_id}.json") or {**job.key(), "run_id": job.run_id, "threats": {}}
+        started = job.union_only and job.run_id in rows.column("run_id").unique().to_pylist()
+        if started and plan["threats"] and set(plan["threats"]) != set(wanted):
+            raise UserError(
+                f"{self.root} holds this --union-only run over {', '.join(plan['threats'])}, now asked over {', '.join(wanted)}: which "
+                "samples it skipped depends on all its threats, so none can be added or left out. Choose another directory, or leave "
+                "--union-only out."
+            )
+        self.files.write_json(f"runs/{job.checkpoint_digest}.json", dict(about))
         for threat in wanted:
             plan["threats"][threat] = sorted({*plan["threats"].get(threat, []), *indices})
         self.files.write_json(f"plans/{job.run_id}.json", plan)

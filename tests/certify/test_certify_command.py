@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from cure_ray.certify import runner
 from cure_ray.checkpoints import save_checkpoint
 from cure_ray.commands import certify as command
-from cure_ray.commands.certify_options import parse_seconds, parse_threats
+from cure_ray.commands.certify_options import parse_seconds
 from cure_ray.config import parse_experiment
+from cure_ray.config.threat_list import parse_balls
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
@@ -101,6 +102,26 @@ def test_union_only_gives_the_same_union_and_hides_the_single_norms(foreign: dic
     assert "not computed" in short
 
 
+def test_the_threats_of_a_union_only_run_are_settled(foreign: dict[str, Any]) -> None:
+    """Which samples are skipped depends on all threats: adding one would write rows twice, leaving one out would understate."""
+    certify(**{**foreign, "threats": "linf=0.03,l2=0.2"}, samples=6, stages="ibp", union_only=True)
+    before = rows(foreign)
+    for other in (THREATS, "linf=0.03", "l1=0.4"):
+        with pytest.raises(UserError, match="none can be added or left out"):
+            certify(**{**foreign, "threats": other}, samples=6, stages="ibp", union_only=True)
+    assert rows(foreign) == before
+    certify(**{**foreign, "threats": "l2=0.2,linf=0.03"}, samples=8, stages="ibp", union_only=True)
+    assert len(rows(foreign)) == 16
+    assert fsck(Store.open(foreign["out"])) == []
+
+
+def test_double_precision_images_are_taken_where_single_precision_holds_them(foreign: dict[str, Any]) -> None:
+    x, y = tiny.samples(3)
+    np.savez(foreign["data"], images=x.numpy().astype(np.float64), labels=y.numpy())
+    certify(**foreign, stages="ibp")
+    assert len(rows(foreign)) == 9
+
+
 def test_a_cross_check_confirms_linf_certificates(foreign: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     certify(**{**foreign, "threats": "linf=0.02"}, samples=8, cross_check="auto_lirpa")
     printed = capsys.readouterr().out
@@ -148,6 +169,31 @@ def test_a_checkpoint_brings_its_data_radii_and_history(tmp_path: Path, capsys: 
     assert store.about(digest)["seed"] == 0
 
 
+def test_a_checkpoint_brings_its_threats_of_every_family(tmp_path: Path) -> None:
+    threats = ["l2", "linf=0.05", "R(2)", "Tu(0.1),Tv(0.1)", "patch(1)"]
+    experiment = parse_experiment({"network": {"name": "mlp", "width": 0.2}, "certification": {"samples": 3, "threats": threats}})
+    torch.manual_seed(0)
+    save_checkpoint(tmp_path / "epoch_0001", experiment, 1, new_network(experiment).state_dict(), {}, {})
+    options: dict[str, Any] = {"checkpoint": tmp_path / "epoch_0001", "device": "cpu", "stages": "ibp"}
+    certify(**options, out=str(tmp_path / "own"))
+    frame = Store.open(tmp_path / "own").read().to_pandas()
+    assert set(frame.threat) == {"l2=0.5", "linf=0.05", "R(2)", "Tu(0.1),Tv(0.1)", "patch=1x1"}
+    assert set(frame.stages) == {"ibp"}
+    certify(**options, out=str(tmp_path / "given"), threats="l2,R(1)")
+    assert set(Store.open(tmp_path / "given").read().to_pandas().threat) == {"l2=0.5", "R(1)"}
+
+
+def test_a_grid_is_weighed_by_the_images_there_are(foreign: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file brings all its images, whatever number an experiment would take, and never more than it has."""
+    from cure_ray.certify import perturbations
+
+    seen: list[int] = []
+    monkeypatch.setattr(perturbations, "check_budget", lambda transformation, images, settings: seen.append(images))
+    for samples in (None, 5, 1000):
+        certify(**{**foreign, "threats": "R(1)", "out": f"{foreign['out']}-{samples}"}, stages="ibp", samples=samples)
+    assert seen == [24, 5, 24]
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"threats": "linf=-0.1"}, "finite number >= 0"),
     ({"threats": "l2=nan"}, "finite number >= 0"),
@@ -168,6 +214,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"data": Path("nowhere.npz")}, "no such file"),
     ({"network": None}, "either a CHECKPOINT"),
     ({"device": "gpu"}, "unknown device"),
+    ({"threats": "linf"}, "write it out, like linf=0.1"),
+    ({"threats": "R(10)", "stages": "crown,alpha-crown"}, "decided by the stages ibp, crown-ibp, attack"),
+    ({"threats": "patch=2x2", "stages": "crown-ibp"}, "decided by the stages ibp, attack, and none of them"),
+    ({"threats": "R(10)", "stages": "crown-ibp", "separate_logits": True}, "decided by the stages ibp, attack, and none"),
+    ({"split": "validation"}, "certified as it is"),
 ]
 
 
@@ -182,7 +233,8 @@ def test_bad_options_get_a_sentence(foreign: dict[str, Any], change: dict[str, A
     ("images", "labels", "sentence"),
     [
         (np.full((2, 1, 8, 8), 200.0), np.array([0, 1]), "Divide by 255"),
-        (np.full((2, 1, 8, 8), -0.4), np.array([0, 1]), "Undo the normalisation"),
+        (np.full((2, 1, 8, 8), -0.4, dtype=np.float32), np.array([0, 1]), "Undo the normalisation"),
+        (np.full((2, 1, 8, 8), 0.1), np.array([0, 1]), "float32 cannot hold"),
         (np.zeros((2, 1, 9, 9)), np.array([0, 1]), r"shape \(1, 8, 8\), the data has \(1, 9, 9\)"),
         (np.zeros((2, 64)), np.array([0, 1]), r"\(N, C, H, W\)"),
         (np.zeros((2, 1, 8, 8)), np.array([0, 10]), r"labels must lie in 0\.\.9"),
@@ -254,5 +306,5 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
 
 
 def test_radii_and_times_are_read_as_written() -> None:
-    assert [(t.norm, t.eps) for t in parse_threats("linf=8/255, l2=0.5")] == [("linf", 8 / 255), ("l2", 0.5)]
+    assert parse_balls("linf=8/255, l2=0.5") == [("linf", 8 / 255), ("l2", 0.5)]
     assert [parse_seconds(t) for t in ("10s", "2m", "1h", "0", "1.5")] == [10, 120, 3600, 0, 1.5]

@@ -6,11 +6,13 @@ from torch import Tensor
 
 from cure_ray.bounds.interval_images import build_warps, pixel_columns, rows_of, transformed
 from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.boxes import box_margins, proven
-from cure_ray.certify.geometric import GeometricSettings, certify_geometric, starting_cells
+from cure_ray.certify.boxes import BoxDomain, box_margins, proven, separate_margins
+from cure_ray.certify.cells import starting_cells
+from cure_ray.certify.geometric import GeometricSettings, certify_geometric
 from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import Cell, Transformation, parse_transformation
 from cure_ray.errors import UserError
+from cure_ray.threats import Threat
 from tests.certify.perturbation_tools import digits_network
 
 COMPOSED = [
@@ -187,6 +189,25 @@ def test_linear_bounds_at_the_leaves_only_add_certificates_and_the_stage_says_so
     gained = [b for a, b in pairs if a.status != Status.CERTIFIED and b.status == Status.CERTIFIED]
     assert gained
     assert all(o.stage == "crown-ibp" for o in gained)
+
+
+def test_separate_logit_bounds_are_never_above_those_of_differences_and_equal_at_a_point() -> None:
+    network, x, y = digits_network()
+    engine = NativeEngine(network)
+    assert engine.decide is not None
+    flat = rows_of(pixel_columns(x).flatten(1), 1)
+    for radius in (0.0, 0.01):
+        low, high = (flat - radius).clamp(0, 1), (flat + radius).clamp(0, 1)
+        domain = BoxDomain(low, torch.zeros_like(low), high - low, Threat("linf", 1.0), True)
+        elided, separate = engine._crown(engine.decide, domain, y, "ibp"), separate_margins(engine, low, high, y)
+        assert bool((separate <= elided + 1e-9).all())
+        assert torch.allclose(separate, elided, atol=1e-8) == (radius == 0)
+    transformation = parse_transformation("R(8)")
+    elided_, naive = (certify_geometric(engine, network, x, y, transformation, GeometricSettings(separate_logits=s)) for s in (False, True))
+    assert all(a.status == Status.CERTIFIED for a, b in zip(elided_, naive, strict=True) if b.status == Status.CERTIFIED)
+    assert any(o.status == Status.CERTIFIED for o in naive)
+    with pytest.raises(UserError, match="ibp alone"):
+        GeometricSettings(stages=("ibp", "crown-ibp"), separate_logits=True)
 
 
 def test_the_verdict_does_not_depend_on_the_batch() -> None:

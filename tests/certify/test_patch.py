@@ -5,9 +5,10 @@ from torch import Tensor, nn
 from cure_ray.bounds.compiled import flatten_images
 from cure_ray.bounds.native import NativeEngine
 from cure_ray.certify.boxes import BoxDomain, box_margins, proven
-from cure_ray.certify.patch import Patch, PatchSettings, certify_patch, parse_patch
+from cure_ray.certify.patch import PatchSettings, certify_patch
 from cure_ray.certify.verdict import Status
 from cure_ray.certify.windows import anywhere_margins, clean_pass, patch_margins, positions
+from cure_ray.config.threat_list import Patch, parse_patch
 from cure_ray.errors import UserError
 from cure_ray.networks import Network, Normalize, cnn7
 from cure_ray.threats import Threat
@@ -157,6 +158,7 @@ def test_patches_that_cannot_be_read_are_refused(text: str) -> None:
 def test_patches_are_written_as_height_times_width() -> None:
     assert parse_patch("patch=2x3") == Patch(2, 3)
     assert parse_patch(" patch = 3 ") == Patch(3, 3)
+    assert parse_patch("patch(2x3)") == Patch(2, 3)
     assert str(Patch(2, 3)) == "patch=2x3"
     with pytest.raises(UserError, match="larger than the image"):
         parse_patch("patch=9", (8, 8))

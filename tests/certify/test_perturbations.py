@@ -6,10 +6,10 @@ import torch
 from cure_ray.bounds.native import NativeEngine
 from cure_ray.certify import perturbations
 from cure_ray.certify.cascade import Certifier, Outcome
-from cure_ray.certify.patch import Patch
-from cure_ray.certify.perturbations import certify_any, check_affordable, enabled_stages, family, parse_any_threats, split_threats
+from cure_ray.certify.perturbations import certify_any, check_feasible, enabled_stages, family, parse_any_threats
 from cure_ray.certify.settings import CascadeSettings
 from cure_ray.certify.verdict import Status
+from cure_ray.config.threat_list import Patch, split_threats
 from cure_ray.config.transforms import parse_transformation
 from cure_ray.errors import UserError
 from cure_ray.threats import Threat
@@ -23,6 +23,7 @@ from tests.certify.perturbation_tools import digits_network
         ("R(2),Sh(2)", ["R(2),Sh(2)"]),
         ("R(10);R(2), Sh(2); Tu(1)", ["R(10)", "R(2),Sh(2)", "Tu(1)"]),
         ("R(10),l2=0.5,Tu(2),Tv(2)", ["R(10)", "l2=0.5", "Tu(2),Tv(2)"]),
+        ("linf,R(10),patch(2),l1", ["linf", "R(10)", "patch(2)", "l1"]),
     ],
 )
 def test_commas_separate_threats_but_compose_transformations(text: str, parts: list[str]) -> None:
@@ -36,29 +37,65 @@ def test_every_family_is_read_into_its_type() -> None:
     assert [str(t) for t in found] == ["linf=0.0313725", "Tu(2),Tv(2)", "patch=2x3"]
 
 
-@pytest.mark.parametrize("text", ["linf=0.1,linf=0.2", "R(10);R(10)", "linf=x", "R(10),Q(1)", "patch=99", "l7=1"])
+def test_a_norm_alone_has_the_radius_of_the_experiment() -> None:
+    assert parse_any_threats("linf,l2=0.3", "mnist", (1, 28, 28), {"linf": 0.1}) == [Threat("linf", 0.1), Threat("l2", 0.3)]
+    for radii in (None, {"l2": 1.0}, {"linf": 0.0}):
+        with pytest.raises(UserError, match="write it out"):
+            parse_any_threats("linf", "mnist", (1, 28, 28), radii)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["linf=0.1,linf=0.2", "linf=1/0", "patch(0)", "patch(2", "linf=0.1,linf", "R(10);R(10)", "linf=x", "R(10),Q(1)", "patch=99", "l7=1"],
+)
 def test_what_cannot_be_read_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(UserError):
         parse_any_threats(text, "mnist", (1, 28, 28))
 
 
 def test_rows_record_only_the_stages_that_can_decide_them() -> None:
-    cascade = ("ibp", "crown-ibp", "attack", "crown", "alpha-crown")
-    assert enabled_stages(Threat("l2", 1.0), cascade) == cascade
+    cascade = CascadeSettings()
+    assert enabled_stages(Threat("l2", 1.0), cascade) == cascade.stages
     assert enabled_stages(parse_transformation("R(1)"), cascade) == ("ibp", "crown-ibp", "attack")
     assert enabled_stages(Patch(), cascade) == ("ibp", "attack")
+    separate = CascadeSettings(separate_logits=True)
+    assert enabled_stages(Threat("l2", 1.0), separate) == cascade.stages
+    assert enabled_stages(parse_transformation("R(1)"), separate) == ("ibp", "attack")
+
+
+@pytest.mark.parametrize("threat", [parse_transformation("R(40)", widths=(5.0,)), Patch(2, 2)], ids=str)
+@pytest.mark.parametrize("stages", [("ibp",), ("attack",), ("crown-ibp",), ("ibp", "attack"), ("crown", "alpha-crown")], ids="+".join)
+def test_only_the_enabled_stages_decide(threat: Any, stages: tuple[str, ...]) -> None:
+    network, x, y = digits_network()
+    settings = CascadeSettings(stages)
+    if not enabled_stages(threat, settings):
+        with pytest.raises(UserError, match="none of them is enabled"):
+            check_feasible([threat], settings, False, 10, False)
+        return
+    check_feasible([threat], settings, False, 10, False)
+    found = certify_any(Certifier(NativeEngine(network), network, settings), x, y, threat, range(len(x)))
+    assert {o.stage for o in found} <= {"clean", *stages}
+    assert ("attack" in stages) == any(o.status == Status.FALSIFIED for o in found)
+    if stages == ("attack",):
+        assert not any(o.status == Status.CERTIFIED for o in found)
+
+
+def test_settings_are_known_by_what_they_change() -> None:
+    assert set(CascadeSettings().key()) == {"stages", "seconds", "nodes", "attack_steps", "attack_restarts", "box"}
+    for settings in (CascadeSettings(), CascadeSettings(("ibp",), patch_precheck=True), CascadeSettings(separate_logits=True, box=False)):
+        assert CascadeSettings.of(settings.key()) == settings
 
 
 def test_grids_over_the_budget_are_refused_before_anything_starts() -> None:
     big = parse_transformation("R(10)", "cifar10")
     with pytest.raises(UserError, match="--yes"):
-        check_affordable([Threat("l2", 1.0), big], False, 1000, False)
-    check_affordable([big], False, 1000, True)
+        check_feasible([Threat("l2", 1.0), big], CascadeSettings(), False, 1000, False)
+    check_feasible([big], CascadeSettings(), False, 1000, True)
 
 
 def test_union_only_is_refused_for_other_families() -> None:
     with pytest.raises(UserError, match="about norms"):
-        check_affordable([Patch()], True, 10, False)
+        check_feasible([Patch()], CascadeSettings(), True, 10, False)
 
 
 def test_a_sample_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:

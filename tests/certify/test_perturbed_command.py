@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from cure_ray.cli import app
 from cure_ray.errors import UserError
 from cure_ray.export import write_onnx
+from cure_ray.results.store import Store
 from tests.certify.perturbation_tools import digits_network
 
 
@@ -45,6 +46,19 @@ def test_one_command_certifies_every_family_of_an_onnx_file_into_one_store(files
     assert any(r["status"] == "certified" for r in rows if r["family"] == "geometric")
     again = certify(files, "--threats", threats, "--samples", "8", "--out", str(tmp_path / "out"))
     assert again.splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_switches_of_patches_and_transformations_are_recorded_with_the_run(files: Path, tmp_path: Path) -> None:
+    runs = {}
+    for switch in ((), ("--patch-precheck",), ("--separate-logits",)):
+        out = tmp_path / "-".join(("out", *switch))
+        certify(files, "--threats", "R(2);patch=1x1", "--samples", "8", "--out", str(out), *switch)
+        (plan,) = Store.open(out).plans()
+        runs[switch] = plan["run_id"], [(r["threat"], r["sample_index"], r["status"]) for r in pq.read_table(out / "verdicts").to_pylist()]
+        assert plan["settings"].get("patch_precheck", False) == ("--patch-precheck" in switch)
+        assert plan["settings"].get("separate_logits", False) == ("--separate-logits" in switch)
+    assert len({run_id for run_id, _ in runs.values()}) == 3
+    assert runs[()][1] == runs[("--patch-precheck",)][1]
 
 
 def test_a_falsified_transformation_stores_its_witness_and_says_where(files: Path, tmp_path: Path) -> None:

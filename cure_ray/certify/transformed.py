@@ -1,0 +1,60 @@
+"""Concrete transformations of a batch of images: which to try, what the network says of them, and their replay in float64."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cure_ray import seeding
+from cure_ray.attacks import margin, replay_network
+from cure_ray.bounds.interval_images import Warp, build_warps, pixel_columns, rows_of, transformed
+from cure_ray.bounds.native import NativeEngine
+from cure_ray.config.transforms import Transformation
+
+Parameters = tuple[float, ...]
+
+
+class TransformedImages:
+    """Images under one transformation, concretely or as interval images."""
+
+    def __init__(self, engine: NativeEngine, network: nn.Sequential, x_BCHW: Tensor, y_B: Tensor, transformation: Transformation) -> None:
+        self.engine, self.transformation = engine, transformation
+        self.x, self.y = x_BCHW.to(engine.device), y_B.to(engine.device)
+        self.columns_PBC = pixel_columns(self.x)
+        self.replay = replay_network(network)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.x.shape[2], self.x.shape[3]
+
+    def draw(self, seed: int, purpose: str, count: int, corners: bool) -> list[Parameters]:
+        """The same parameters for every image, so that a warp is built once: corners, then a random spread."""
+        steps = self.transformation.steps
+        found = list(itertools.islice(itertools.product(*((s.low, s.high) for s in steps)), 32)) if corners else []
+        rng = seeding.generator("cpu", seed, purpose, str(self.transformation))
+        unit = torch.rand(max(1, count - len(found)), len(steps), generator=rng, dtype=torch.float64)
+        unit[:, 0] = (torch.arange(len(unit)) + unit[:, 0]) / len(unit)  # stratified in the first parameter
+        return found + [tuple(s.low + (s.high - s.low) * u for s, u in zip(steps, row, strict=True)) for row in unit.tolist()]
+
+    def margins_at(self, parameters: Sequence[Parameters], where: list[int]) -> Tensor:
+        """[S, B] margins of concrete transformations, by the fast forward pass."""
+        assert self.engine.search is not None
+        index = torch.tensor(where, device=self.engine.device)
+        rows = []
+        for warp in build_warps(self.transformation.steps, [[(t, t) for t in p] for p in parameters], *self.size, self.engine.device):
+            low, _ = self.boxes(warp, index)
+            rows.append(margin(self.engine.search(low.float()), self.y[index]))
+        return torch.stack(rows)
+
+    def replayed(self, b: int, parameters: Parameters) -> tuple[Tensor, float]:
+        """One transformed image and its margin, in float64 by the original network."""
+        image = transformed(self.transformation.steps, parameters, self.x[b : b + 1]).cpu()
+        with torch.no_grad():
+            return image[0], float(margin(self.replay(image), self.y[b : b + 1].cpu()))
+
+    def boxes(self, warp: Warp, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The interval images of one parameter box, flat, lower and upper ends."""
+        low, high = warp.apply(self.columns_PBC[:, index].flatten(1))
+        channels = self.x.shape[1]
+        return rows_of(low, channels), rows_of(high, channels)
