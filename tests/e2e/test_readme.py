@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -54,19 +55,58 @@ def test_the_make_targets_of_the_readme_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_quickstart_ends_with_the_table_and_the_report_and_does_nothing_twice(home: Path) -> None:
+QUICK = [sys.executable, "-m", "cure_ray", "quickstart", "--sweep", "tiny.yaml", "--out", "quick"]
+
+
+@pytest.fixture(scope="module")
+def quick(home: Path) -> str:
+    """A quickstart of seconds in `home`/quick, run once for all tests; what it printed."""
     (home / "tiny.yaml").write_text(
         "name: tiny\n"
         "base: {preset: smoke, scale: 0.1, dataset: {train_samples: 400, validation: 60}, network: {width: 0.25}, "
         "certification: {samples: 40}}\n"
         "space: {training.method: {choice: [linf, max]}}\nsearch: grid\nsamples: 30\n"
     )
-    command = [sys.executable, "-m", "cure_ray", "quickstart", "--sweep", "tiny.yaml", "--out", "quick"]
-    first = run(command, home)
+    first = run(QUICK, home)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "union" in first.stdout
+    return first.stdout
+
+
+def test_quickstart_ends_with_the_table_and_the_report_and_does_nothing_twice(home: Path, quick: str) -> None:
+    assert "union" in quick
     assert (home / "quick" / "results" / "report.html").exists()
     written = {p: p.stat().st_mtime_ns for p in (home / "quick" / "sweep" / "trials").rglob("weights.safetensors")}
-    second = run(command, home)
+    second = run(QUICK, home)
     assert second.returncode == 0, second.stdout + second.stderr
     assert written == {p: p.stat().st_mtime_ns for p in (home / "quick" / "sweep" / "trials").rglob("weights.safetensors")}
+
+
+def test_every_analysis_script_runs_on_the_quickstarts_store(
+    home: Path, quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `python analysis/NAME.py STORE --out DIR`, in this process: each writes what there is and names what there is not."""
+    store = home / "quick" / "results"
+    wrote, missed, suffixes = set(), set(), set()
+    scripts = sorted((ROOT / "analysis").glob("*.py"))
+    assert len(scripts) >= 15
+    for path in scripts:
+        monkeypatch.setattr("sys.argv", [str(path), str(store), "--out", str(tmp_path / path.stem)])
+        runpy.run_path(str(path), run_name="__main__")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines, f"{path.name} says nothing"
+        for line in lines:
+            what, _, rest = line.partition(" ")
+            assert what in ("wrote", "missing:"), line
+            if what == "missing:":
+                missed.add(path.stem)
+                continue
+            file = Path(rest)
+            assert file.stat().st_size > 0
+            suffixes.add(file.suffix)
+            wrote.add(path.stem)
+            for other in {".csv": (".md", ".tex"), ".png": (".svg",)}.get(file.suffix, ()):
+                assert file.with_suffix(other).exists(), f"{file} without {other}"
+    assert suffixes == {".csv", ".md", ".tex", ".png", ".svg"}
+    assert wrote | missed == {p.stem for p in scripts}
+    assert {"main_table", "decomposition", "trade_off_bars", "runtime_table", "paper_comparison"} <= wrote
+    assert {"alpha_curve", "beta_curve", "eta_curve", "lambda2_curve", "ba_gp_ablation", "varying_eps", "geometric_table"} <= missed - wrote
