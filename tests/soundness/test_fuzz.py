@@ -4,7 +4,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soundness_tools import THREATS, check_radius_zero, check_sound, designed_network, random_network
+from soundness_networks import designed_network, random_network
+from soundness_points import preactivations, true_margins, worst_points
+from soundness_tools import THREATS, check_radius_zero, check_sound
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -44,8 +46,6 @@ def test_many_random_networks_and_radii(seed, threat, box, factor):
 @pytest.mark.parametrize(("norm", "eps"), THREATS)
 def test_certificates_survive_growing_and_shrinking_radii(norm, eps):
     """True robustness is monotone in the radius, so no certificate may stand above a radius where an attack succeeds."""
-    from soundness_tools import preactivations, true_margins, worst_points
-
     from cure_ray.bounds.native import NativeEngine
     from cure_ray.threats import Threat
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from soundness_tools import THREATS, random_network, tied_network
+from soundness_networks import random_network, tied_network
+from soundness_tools import THREATS
 from torch import nn
 
 from cure_ray.bounds.native import NativeEngine

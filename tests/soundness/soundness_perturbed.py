@@ -1,0 +1,250 @@
+"""One compact check that transformations and patches are certified soundly: windows, and both searches.
+
+Networks are planted that one place of the threat breaks. Imports of cure_ray happen inside the functions: the mutation test runs them
+against altered copies of the package.
+"""
+
+import itertools
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from soundness_images import check_images, reference
+from soundness_networks import designed_network, tied_network
+from soundness_points import preactivations, true_margins
+from torch import Tensor, nn
+
+
+def _patched(x: Tensor, corner: tuple[int, int], height: int, width: int, fill: Tensor) -> Tensor:
+    image = x.double().clone()
+    image[..., corner[0] : corner[0] + height, corner[1] : corner[1] + width] = fill
+    return image
+
+
+def check_windows() -> None:
+    """Windows give the bounds of whole images, at every position; the bound for all positions together is below each."""
+    from cure_ray.bounds.compiled import flatten_images
+    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.certify.boxes import BoxDomain
+    from cure_ray.certify.windows import anywhere_margins, clean_pass, patch_margins, positions
+    from cure_ray.threats import Threat
+
+    g = torch.Generator().manual_seed(0)
+    torch.manual_seed(3)
+    flat_case = SimpleNamespace(
+        network=_mlp(nn.Linear(20, 6), nn.Linear(6, 5), nn.Linear(5, 3)), x=torch.rand(3, 1, 4, 5), y=torch.arange(3)
+    )
+    for case, height, width in ((designed_network(0), 2, 3), (designed_network(1), 1, 1), (flat_case, 2, 2)):
+        engine = NativeEngine(case.network, "cpu")
+        H, W = case.x.shape[2:]
+        places = positions((H, W), height, width)
+        assert sorted(places) == [(i, j) for i in range(H - height + 1) for j in range(W - width + 1)]
+        clean = clean_pass(engine.decide, flatten_images(case.x.double()), case.y)
+        together = anywhere_margins(clean, height, width)
+        for corner in places:
+            found = patch_margins(clean, corner, height, width)
+            low, high = (flatten_images(_patched(case.x, corner, height, width, torch.tensor(v).double())) for v in (0.0, 1.0))
+            domain = BoxDomain(low, torch.zeros_like(low), high - low, Threat("linf", 1.0), True)
+            assert torch.allclose(found, engine._crown(engine.decide, domain, case.y, "ibp"), rtol=1e-9, atol=1e-7), corner
+            fill = torch.rand(len(case.x), case.x.shape[1], height, width, generator=g, dtype=torch.float64).round()
+            logits = preactivations(case.network, _patched(case.x, corner, height, width, fill))[-1]
+            assert (found <= true_margins(logits, case.y) + 1e-9).all(), f"above a patched image at {corner}"
+            assert (together <= found + 1e-9).all(), f"all positions together: above {corner}"
+    for seed in range(6):  # a pixel nobody reads, and logits that tie: any positive claim is rounding
+        network = tied_network(seed)
+        with torch.no_grad():
+            network[1].weight[:, 0] = 0
+        engine, x = NativeEngine(network, "cpu"), torch.rand(16, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
+        clean = clean_pass(engine.decide, flatten_images(x.double()), torch.arange(16) % 2)
+        assert not (patch_margins(clean, (0, 0), 1, 1) > 0).any(), "certified an exact tie"
+
+
+def _mlp(*layers: nn.Linear) -> nn.Sequential:
+    """Linear layers with ReLUs between, on 4 x 5 images."""
+    from cure_ray.networks import Network
+
+    between = [part for layer in layers for part in (layer, nn.ReLU())][:-1]
+    return Network([nn.Flatten(), *between], (1, 4, 5), layers[-1].out_features).eval()
+
+
+def detector(
+    shape: tuple[int, int], pixels: list[int], threshold: float, weight: float = 20.0, guards: list[int] | None = None
+) -> nn.Sequential:
+    """Class 0 by half a unit, unless one of the pixels is brighter than the threshold (and its guard pixel is dark)."""
+    from cure_ray.networks import Network
+
+    first, last = nn.Linear(shape[0] * shape[1], len(pixels)), nn.Linear(len(pixels), 2)
+    with torch.no_grad():
+        first.weight.zero_()
+        for i, pixel in enumerate(pixels):
+            first.weight[i, pixel] = 1.0
+            if guards is not None:
+                first.weight[i, guards[i]] = -1.0
+        first.bias.fill_(-threshold)
+        last.weight[0], last.weight[1] = 0.0, weight
+        last.bias.copy_(torch.tensor([0.5, 0.0]))
+    return Network([nn.Flatten(), first, nn.ReLU(), last], (1, *shape), 2).eval().requires_grad_(False)
+
+
+def convolutional_detector() -> nn.Sequential:
+    """The same for the top left pixel of each 2 x 2 block, by a convolution."""
+    from cure_ray.networks import Network
+
+    first, second, last = nn.Conv2d(1, 1, 2, 2), nn.Linear(4, 1), nn.Linear(1, 2)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]]))
+        first.bias.fill_(-0.5)
+        second.weight.fill_(1.0)
+        second.bias.zero_()
+        last.weight.copy_(torch.tensor([[0.0], [20.0]]))
+        last.bias.copy_(torch.tensor([0.5, 0.0]))
+    layers = [first, nn.ReLU(), nn.Flatten(), second, nn.ReLU(), last]
+    return Network(layers, (1, 4, 4), 2).eval().requires_grad_(False)
+
+
+def check_patch() -> None:
+    """A network that one pixel breaks is not certified wherever that pixel is; what cannot be broken is; witnesses are real."""
+    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.certify import patch
+    from cure_ray.errors import SoundnessError
+
+    y, dark = torch.zeros(4, dtype=torch.long), torch.zeros(1, 4, 4)
+    for pixel in range(16):
+        pixels, guards = [pixel, (pixel + 7) % 16], [(pixel + 5) % 16, (pixel + 10) % 16]
+        network = detector((4, 4), pixels, 0.5, guards=guards)
+        x = dark.repeat(4, 1, 1, 1)
+        flat = x.view(4, 16)
+        flat[0, guards[1]] = flat[1, guards[0]] = flat[2, guards[0]] = flat[2, guards[1]] = flat[3, guards[0]] = flat[3, guards[1]] = 1.0
+        engine = NativeEngine(network, "cpu")
+        for precheck in (False, True):
+            settings = patch.PatchSettings(attack=False, precheck=precheck, check_every=3)
+            found = patch.certify_patch(engine, network, x, y, patch.Patch(1, 1), settings)
+            assert [str(o.status) for o in found] == ["unknown", "unknown", "certified", "certified"], f"pixel {pixel}"
+            assert all(bool((o.margins > 0).all()) and float(o.margins.min()) <= 0.5 for o in found[2:])
+        for outcome, image in zip(patch.certify_patch(engine, network, x, y, patch.Patch(1, 1)), x, strict=True):
+            _check_witness(network, outcome, (outcome.witness - image).abs().flatten().nonzero() if outcome.witness is not None else None)
+    network = convolutional_detector()
+    for precheck in (False, True):
+        settings = patch.PatchSettings(attack=False, precheck=precheck)
+        (outcome,) = patch.certify_patch(NativeEngine(network, "cpu"), network, dark[None], y[:1], patch.Patch(1, 1), settings)
+        assert str(outcome.status) == "unknown"
+    network = detector((4, 4), [3], 0.5, 0.9)  # a patch lowers the margin to 0.05 and no further
+    engine, x = NativeEngine(network, "cpu"), dark[None]
+    (honest,) = patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), patch.PatchSettings(precheck=True))
+    assert str(honest.status) == "certified"
+    assert float(honest.margins.min()) <= 0.05 + 1e-6
+    with _lying(patch, "patch_margins", 0.01), tempfile.TemporaryDirectory() as folder:
+        _expect(SoundnessError, lambda: patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), bundles=Path(folder)))
+
+
+def _check_witness(network: nn.Sequential, outcome: object, changed: Tensor | None) -> None:
+    if str(outcome.status) == "falsified":
+        assert preactivations(network, outcome.witness[None])[-1].argmax(1).item() != outcome.label, "a witness that is no witness"
+        assert ((outcome.witness >= 0) & (outcome.witness <= 1)).all()
+        assert changed is None or len(changed) <= 1
+    else:
+        assert str(outcome.status) == "certified"
+
+
+class _lying:  # noqa: N801 - reads like a sentence where it is used
+    """A bound that is too high by so much, while this is entered."""
+
+    def __init__(self, module: object, name: str, by: float) -> None:
+        self.module, self.name, self.by, self.real = module, name, by, getattr(module, name)
+
+    def __enter__(self) -> None:
+        setattr(self.module, self.name, lambda *given: self.real(*given) + self.by)
+
+    def __exit__(self, *rest: object) -> None:
+        setattr(self.module, self.name, self.real)
+
+
+def _expect(kind: type[Exception], run: object) -> None:
+    try:
+        run()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def check_cells() -> None:
+    """A range cut in halves again and again ends in every leaf, once, and leaves share their edges."""
+    from cure_ray.certify.cells import split, starting_cells
+    from cure_ray.config.transforms import parse_transformation
+
+    transformation = parse_transformation("Sc(5),R(40),B(0.01)", widths=(0.02, 3.0, 0.01))
+    cells, leaves = starting_cells(transformation, 9, 9), []
+    while cells:
+        cell = cells.pop()
+        if cell.is_leaf:
+            leaves.append(cell)
+        else:
+            cells += split(transformation, cell, 9, 9)
+    assert sorted(leaf.spans for leaf in leaves) == sorted(
+        itertools.product(*([(i, i + 1) for i in range(count)] for count in transformation.cells))
+    )
+    for axis, step in enumerate(transformation.steps):
+        edges = sorted({end for leaf in leaves for end in leaf.ranges(transformation)[axis]})
+        assert len(edges) == transformation.cells[axis] + 1
+        assert (edges[0], edges[-1]) == (step.low, step.high)
+
+
+def check_geometric() -> None:
+    """A network that one narrow part of the range breaks is not certified, wherever that part is; margins hold at every parameter."""
+    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.certify import geometric
+    from cure_ray.config.transforms import parse_transformation
+    from cure_ray.errors import SoundnessError
+
+    dot, centre = torch.zeros(1, 9, 9), torch.zeros(1, 9, 9)
+    dot[0, 4, 8], centre[0, 4, 4] = 1.0, 1.0
+    x, y = torch.stack([dot, dot, centre, centre]), torch.zeros(4, dtype=torch.long)
+    turn = parse_transformation("R(40)", widths=(2.5,))
+    low, high = turn.steps[0].low, turn.steps[0].high
+    angles = [low + (high - low) * k / 160 for k in range(161)]
+    seen = torch.stack([reference(["R"], [a], dot[None]).flatten() for a in angles])  # [angles, pixels]
+    bright = [p for p in range(81) if float(seen[:, p].max()) > 0.4 and p != 44]  # where it is without any turn
+    assert len(bright) >= 5
+    plain = geometric.GeometricSettings(attack=False)
+    for pixel in bright:
+        network = detector((9, 9), [pixel], float(seen[:, pixel].max()) - 0.03, 100.0)
+        engine = NativeEngine(network, "cpu")
+        for settings in (plain, geometric.GeometricSettings(("ibp", "crown-ibp"), attack=False)):
+            found = geometric.certify_geometric(engine, network, x, y, turn, settings)
+            assert [str(o.status) for o in found] == ["unknown", "unknown", "certified", "certified"], f"pixel {pixel}"
+        for outcome in geometric.certify_geometric(engine, network, x, y, turn):
+            if str(outcome.status) != "unknown":
+                _check_witness(network, outcome, None)
+        mild = detector((9, 9), [pixel], 0.2, 0.4)
+        engine = NativeEngine(mild, "cpu")
+        worst = 0.5 - 0.4 * float((seen[:, pixel].max() - 0.2).clamp_min(0))
+        for settings in (plain, geometric.GeometricSettings(("ibp", "crown-ibp"))):
+            for outcome in geometric.certify_geometric(engine, mild, x[:1], y[:1], turn, settings):
+                assert str(outcome.status) == "certified"
+                assert 0 < float(outcome.margins.min()) <= worst + 1e-6, "a margin above that of some angle"
+    shift = parse_transformation("Tu(1),Tv(1)", widths=(0.25, 0.25))
+    for row, column in itertools.product((3, 4, 5), repeat=2):  # the dot of the centre reaches each neighbour at one corner of the range
+        network = detector((9, 9), [9 * row + column], 0.97, 100.0)
+        if (row, column) != (4, 4):
+            (outcome,) = geometric.certify_geometric(NativeEngine(network, "cpu"), network, centre[None], y[:1], shift, plain)
+            assert str(outcome.status) == "unknown", f"shifted to {row}, {column}"
+    cancelling = detector((9, 9), [bright[0]] * 2, -0.1)
+    with torch.no_grad():
+        cancelling[3].weight[1, 1] = -20.0  # the two cancel, which linear bounds see and intervals do not
+    settings = geometric.GeometricSettings(("ibp", "crown-ibp"), attack=False)
+    (outcome,) = geometric.certify_geometric(NativeEngine(cancelling, "cpu"), cancelling, x[:1], y[:1], turn, settings)
+    assert (str(outcome.status), outcome.stage) == ("certified", "crown-ibp")
+    assert bool((outcome.margins > 0).all()), "a certificate with a margin that is not positive"
+    engine = NativeEngine(mild, "cpu")
+    with _lying(geometric, "box_margins", 0.5), tempfile.TemporaryDirectory() as folder:
+        _expect(SoundnessError, lambda: geometric.certify_geometric(engine, mild, x[:1], y[:1], turn, plain, bundles=Path(folder)))
+
+
+def check_perturbed() -> None:
+    """Everything here and below: used on every mutant of the modules it covers."""
+    check_images()
+    check_windows()
+    check_patch()
+    check_cells()
+    check_geometric()
