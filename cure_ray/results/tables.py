@@ -65,6 +65,9 @@ def _accuracies(entry: Entry) -> dict[str, float]:
             counts["union_linf_l2"] = two
     for name, hits in counts.items():
         row |= _with_interval(name, _share(hits), e.n)
+    whole = entry.info.about.get("clean_all")
+    if whole:  # the certified images are often only the first few of the split
+        row |= _with_interval("clean_all", 100 * whole["correct"] / whole["images"], whole["images"]) | {"n_all": whole["images"]}
     for i, threat in enumerate(e.threats):
         row[f"emp_{column_of(threat)}"] = _share(e.empirical[:, i]) if e.attacked[:, i].all() else float("nan")
     if entry.balls:
@@ -208,6 +211,8 @@ def main_decomposition(summary: pd.DataFrame, choice: tuple[str, str] = WEAKEST)
 def _n_of(metric: str) -> str:
     """The column with the number of images behind a metric."""
     norms = ("clean", "union", "union_linf_l2", "cert_linf", "cert_l2", "cert_l1")
+    if metric == "clean_all":
+        return "n_all"
     return "n" if metric in norms or metric.startswith("emp_") else "n_gcr"
 
 
@@ -223,8 +228,7 @@ def seed_table(study: Study) -> pd.DataFrame:
     rows = []
     for (setting, method), group in table.groupby(["setting", "method"], sort=False):
         row: dict[str, object] = {"setting": setting, "method": method, "seeds": len(group), "n": int(group["n"].min())}
-        if "n_gcr" in group and group["n_gcr"].notna().any():
-            row["n_gcr"] = int(group["n_gcr"].min())
+        row |= {c: int(group[c].min()) for c in ("n_gcr", "n_all") if c in group and group[c].notna().any()}
         for m in metrics_of(table):
             values, n = group[m], row.get(_n_of(m))
             mean = float(values.mean(skipna=False))
@@ -272,7 +276,8 @@ def compact_table(study: Study, baseline: str | None = None) -> pd.DataFrame:
     has = [m for m in metrics_of(table) if f"{m}_low" in table.columns]
     shown = [m for m in has if m.startswith("cert_") and (_n_of(m) == "n" or "union" not in has)]
     # Transformations one by one would make a table of balls unreadable; their means stand for them, `accuracy_table` has them all.
-    order = ["clean", *shown, *(m for m in ("union_linf_l2", "union", "gcr_geo", "gcr_all") if m in has)]
+    whole = ["clean_all"] if "clean_all" in has and (table["n_all"] != table["n"]).any() else []
+    order = ["clean", *whole, *shown, *(m for m in ("union_linf_l2", "union", "gcr_geo", "gcr_all") if m in has)]
     sizes = ["n"] + (["n_gcr"] if "n_gcr" in table and (table["n_gcr"] != table["n"]).any() else [])
     out = table[["setting", "method", "seeds", *sizes]].copy()
     out = out.join(readable(table, order, mixed="gcr_geo" in has or "gcr_all" in has))
@@ -291,6 +296,7 @@ def readable(table: pd.DataFrame, metrics: Sequence[str], mixed: bool = False) -
 def heading(column: str, mixed: bool = False) -> str:
     """A column for people. Beside transformations, the union says that it is about the balls only."""
     names = {"gcr_geo": "GCR geometric", "gcr_all": "GCR all", "union_linf_l2": "union of linf, l2"}
+    names["clean_all"] = "clean, whole split"
     names["union"] = "union (balls only)" if mixed else "union"
     return names.get(column, column.removeprefix("cert_").removeprefix("emp_"))
 

@@ -27,10 +27,15 @@ FLAGS = (
 )  # fmt: skip
 
 
+STICKS_OUT = """return [...document.querySelectorAll('main *')].filter(e => { const box = e.getBoundingClientRect();
+  return box.width && box.right > innerWidth + 1 && !e.closest('.scroll, .wide-chart'); }).map(e => e.outerHTML.slice(0, 80))"""
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     runs = {m: stores.experiment(m) for m in ("linf", "max", "scratch")} | {"again": stores.experiment("scratch", seed=1)}
+    runs["balls"] = stores.experiment("max", norms=("linf", "l2", "l1"), regions={"l2": "ball"}, lambda_2=0.25)  # a long name
     stores.write_store(folder / "results", runs)
     for name, about in runs.items():
         stores.write_run(folder / "runs" / name, about)
@@ -109,12 +114,12 @@ def test_the_filter_hides_other_methods(opened: Any) -> None:
 def test_the_gallery_filters_by_method_status_and_class_and_sorts_by_margin(opened: Any) -> None:
     assert len(shown(opened)) == 9
     choose(opened, "data-by='method'", "")
-    assert len(shown(opened)) == 27
+    assert len(shown(opened)) == 36
     choose(opened, "data-by='status'", "falsified")
     kept = shown(opened)
-    assert 0 < len(kept) < 27
+    assert 0 < len(kept) < 36
     assert all("falsified" in c.get_attribute("data-status").split() for c in kept)
-    assert opened.find_element("css selector", "[data-gallery='g-1'] output").text == f"{len(kept)} of 27 cards"
+    assert opened.find_element("css selector", "[data-gallery='g-1'] output").text == f"{len(kept)} of 36 cards"
     choose(opened, "data-sort", "worst")
     margins = [float(c.get_attribute("data-worst")) for c in shown(opened)]
     assert margins == sorted(margins)
@@ -155,6 +160,7 @@ def test_nothing_overflows_and_text_has_contrast(opened: Any, width: int, theme:
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
+    assert opened.execute_script(STICKS_OUT) == []
     ink, paper = opened.execute_script("const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]")
     assert contrast(ink, paper) > 10
     soft = opened.execute_script("return getComputedStyle(document.querySelector('.lead')).color")

@@ -108,24 +108,30 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "epoch", low
     return frame.wrap(title, "".join(body))
 
 
-def _spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Positions as near to the wanted ones as a minimum distance allows, in the same order."""
+def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions within the range as near to the wanted ones as a minimum distance allows, in the same order."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed = [0.0] * len(wanted)
-    previous = -math.inf
+    previous = low - gap
     for i in order:
         placed[i] = previous = max(wanted[i], previous + gap)
+    following = high + gap
+    for i in reversed(order):  # what ran past the end is pushed back
+        placed[i] = following = min(placed[i], following - gap)
     return placed
 
 
 def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Markup:
-    """Trade-off: both axes better upwards, intervals as whiskers, the Pareto front as a staircase."""
+    """Trade-off: both axes better upwards, intervals as whiskers, the Pareto front as a staircase, names in a column beside it."""
     xs = [v for d in dots for v in (d.x[0], d.x[2])]
     ys = [v for d in dots for v in (d.y[0], d.y[2])]
     pad_x, pad_y = max(1.0, 0.06 * (max(xs) - min(xs))), max(1.0, 0.06 * (max(ys) - min(ys)))
-    frame = _Frame(480, 320, (max(0, min(xs) - pad_x), min(100, max(xs) + pad_x)), (max(0, min(ys) - pad_y), min(100, max(ys) + pad_y)))
-    frame.right = 20 + min(190, max(int(6.4 * len(d.name[:30])) for d in dots))  # names stand to the right of their dots
-    body = [frame.axes(x_label, y_label)]
+    names = [d.name if len(d.name) <= 26 else d.name[:25] + "…" for d in dots]
+    room = 34 + max(int(6.9 * len(name)) for name in names)
+    size = 330 + room, max(300, 60 + 15 * len(dots))
+    frame = _Frame(*size, (max(0, min(xs) - pad_x), min(100, max(xs) + pad_x)), (max(0, min(ys) - pad_y), min(100, max(ys) + pad_y)))
+    frame.right = room
+    body = [frame.axes(x_label, y_label, x_count=4)]
     front = sorted((d for d in dots if d.on_front), key=lambda d: d.x[1])
     if front:
         stairs = [(frame.x(frame.x0), frame.y(front[0].y[1]))]
@@ -133,16 +139,17 @@ def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Mark
             stairs.append((frame.x(d.x[1]), frame.y(d.y[1])))
             stairs.append((frame.x(d.x[1]), frame.y(following.y[1] if following else frame.y0)))
         body.append(f'<polyline class="front" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in stairs)}"/>')
-    label_y = _spread([frame.y(d.y[1]) for d in dots], 14)
-    for d, ly in zip(dots, label_y, strict=True):
+    label_x = frame.width - room + 26
+    label_y = _spread([frame.y(d.y[1]) for d in dots], 15, frame.top + 6, frame.height - frame.bottom)
+    for d, name, ly in zip(dots, names, label_y, strict=True):
         x, y = frame.x(d.x[1]), frame.y(d.y[1])
         tip = f"{d.name}: {x_label} {d.x[1]:.1f} [{d.x[0]:.1f}, {d.x[2]:.1f}], {y_label} {d.y[1]:.1f} [{d.y[0]:.1f}, {d.y[2]:.1f}]"
         body.append(f'<line class="whisker t{d.tone}" x1="{frame.x(d.x[0]):.1f}" x2="{frame.x(d.x[2]):.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
         body.append(f'<line class="whisker t{d.tone}" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(d.y[0]):.1f}" y2="{frame.y(d.y[2]):.1f}"/>')
+        body.append(f'<line class="label-line t{d.tone}" x1="{x:.1f}" x2="{label_x - 4}" y1="{y:.1f}" y2="{ly:.1f}"/>')
         kind = "fill" if d.on_front else "hollow"
         body.append(f'<circle class="{kind} t{d.tone}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(tip)}</title></circle>')
-        name = d.name if len(d.name) <= 30 else d.name[:29] + "…"
-        body.append(f'<text class="dot" x="{x + 9:.1f}" y="{ly - 4:.1f}">{escape(name)}</text>')
+        body.append(f'<text class="dot" x="{label_x}" y="{ly + 4:.1f}">{escape(name)}</text>')
     return frame.wrap(title, "".join(body), "scatter")
 
 

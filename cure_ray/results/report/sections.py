@@ -15,6 +15,7 @@ from cure_ray.results.report.curves import Panel, panels
 from cure_ray.results.report.words import claim, comparison, facts
 from cure_ray.results.study import Entry, Study
 
+TONES = 12  # colours in the style sheet
 Row = dict[str, Any]
 Columns = tuple[tuple[str, str], ...]  # (column, heading)
 
@@ -120,12 +121,13 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
     configurations = [c for c in known if c.startswith("cert_") and c not in norms]
     means = [c for c in ("gcr_geo", "gcr_all") if c in known]
     mixed = balls and bool(configurations)
+    clean = ["clean", *(["clean_all"] if "clean_all" in known and (table["n_all"] != table["n"]).any() else [])]
     if balls:
-        metrics = ["union", "clean", *(c for c in norms if c in known), *(c for c in ("union_linf_l2",) if c in known), *means]
+        metrics = ["union", *clean, *(c for c in norms if c in known), *(c for c in ("union_linf_l2",) if c in known), *means]
         bars = ["clean", *(c for c in norms if c in known), "union"]
     else:
         others = [c for c in means if c != headline and not (len(configurations) == 1 and headline in known)]
-        metrics = [headline, "clean", *others, *configurations]
+        metrics = [headline, *clean, *others, *configurations]
         bars = ["clean", *configurations, headline]
 
     def columns(chosen: list[str]) -> Columns:
@@ -135,7 +137,7 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
     pairs = tables.significance_table(own)
     rows = _against_best(records(table), best_label, tables.significance_table(own, pooled=True), pairs)
     best_row = next(r for r in rows if r["method"] == best_label)
-    tones = {str(m): i % 10 for i, m in enumerate(table["method"])}
+    tones = {str(m): i % TONES for i, m in enumerate(table["method"])}
     front = tables.pareto_table(own).set_index("method")
     dots = [
         Dot(r["method"], _whisker(r, "clean"), _whisker(r, headline), tones[r["method"]], bool(front.loc[r["method"], "on_front"]))
@@ -160,7 +162,7 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
         comparison=comparison(rows, best_row, headline),
         facts=facts(loaded, own),
         metrics=columns(metrics),
-        bars=columns(bars),
+        bars=tuple((c, tables.heading(c)) for c in bars),
         transformations=columns([*means, *configurations]) if mixed else (),
         empirical=columns([c for c in known if c.startswith("emp_")]),
         rows=rows,

@@ -47,11 +47,6 @@ def facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
     networks = sorted({str(e.info.setting("network.name")) for e in entries if e.info.experiment})
     machines = sorted({_machine(e.info.hardware) for e in entries} - {""})
     provers = sorted({_machine(e.info.about.get("certified_on") or {}) for e in entries} - {""})
-    clean = [
-        f"{e.label}{f', seed {e.info.seed}' if len(seeds) > 1 else ''} {100 * c['correct'] / c['images']:.2f} % of {c['images']:,}"
-        for e in entries
-        if (c := e.info.about.get("clean_all"))
-    ]
     transformations = dict.fromkeys(t.name for e in entries for t in e.everything.family("geometric", "patch"))
     versions = sorted(
         {f"cure_ray {e.info.versions['cure_ray']}, torch {e.info.versions.get('torch')}" for e in entries if "cure_ray" in e.info.versions}
@@ -69,7 +64,6 @@ def facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
         ("certification time", f"{duration(float(mine['seconds'].sum()))} for {len(mine):,} verdicts"),
         ("trained on", "; ".join(machines) or "not recorded"),
         ("certified on", "; ".join(provers)),
-        ("clean accuracy on the whole split", "; ".join(clean)),
         ("versions", "; ".join(versions)),
     ]
     return tuple((k, v) for k, v in found if v)
