@@ -41,6 +41,10 @@ class Domain:
         x, low, high = (t.unsqueeze(1) for t in (self.x_BN, self.low_BN, self.high_BN))
         return minimise_linear(A_BSN, x, low, high, self.threat, self.box, self.steps)
 
+    def spread(self, layer: Affine) -> Tensor:
+        """How far an affine layer's outputs move with the offsets, [B, N]."""
+        return layer.linear((self.high_BN - self.low_BN) / 2, layer.weight_abs)
+
     @property
     def reach(self) -> Tensor:
         """Bounds |x'| and every intermediate magnitude of the support functions, per pixel."""
@@ -55,7 +59,7 @@ def first_layer(layer: Affine, domain: Domain, gamma: float) -> tuple[Tensor, Te
         slack_BN = 3 * gamma * scale_BN
     else:
         scale_BN = slack_BN = torch.zeros_like(centre_BN)
-    radius_BN = layer.linear((domain.high_BN - domain.low_BN) / 2, layer.weight_abs) + slack_BN
+    radius_BN = domain.spread(layer) + slack_BN
     if domain.threat.norm == "linf":
         return centre_BN - radius_BN, centre_BN + radius_BN, scale_BN
     at_x_BN = layer(domain.x_BN)

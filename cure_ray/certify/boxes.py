@@ -18,7 +18,7 @@ from cure_ray.bounds.relaxation import interval_bounds, interval_margins, margin
 from cure_ray.threats import Threat
 
 # The engine reads a magnitude bound |x| + eps off the threat; pixels lie in [0, 1], so 1 covers every box.
-_ANY_BOX = Threat("linf", 1.0)
+ANY_BOX = Threat("linf", 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class BoxDomain(Domain):
 
 def box_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B: Tensor, stage: Stage) -> Tensor:
     """[B, K-1] lower bounds of f_y - f_i over low <= x <= high; float64 in, float64 out; NaN where a bound is not finite."""
-    domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, _ANY_BOX, True)
+    domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, True)
     usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1)
     return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
 
@@ -44,7 +44,7 @@ def separate_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B:
     net, parts = engine.decide, list[Tensor]()
     with exact_arithmetic():
         for low, high, y in zip(low_BN.split(64), high_BN.split(64), y_B.split(64), strict=True):
-            domain = BoxDomain(low, torch.zeros_like(low), high - low, _ANY_BOX, True)
+            domain = BoxDomain(low, torch.zeros_like(low), high - low, ANY_BOX, True)
             bounds = interval_bounds(net, domain)
             rows_BSK = margin_rows(y, net.classes, low.dtype)
             mine = interval_margins(net, domain, bounds, rows_BSK[:, :1].clamp_min(0))

@@ -1,8 +1,9 @@
 """Geometric certification: bisect the parameter box until every part is proven, from coarse boxes down to the leaf width (10.5, 10.6).
 
-Interval arithmetic and IBP are inclusion-isotonic: a proven box proves all leaves inside it, so the verdict is that of the flat
-grid of leaves at a fraction of the boxes. A sample stops at its first unproven leaf, or earlier at a concrete misclassified
-transformation. Boxes of different images and sub-ranges share batches; the interpolation weights of a sub-range are built once.
+Interval arithmetic and IBP are inclusion-isotonic: a proven box proves all leaves inside it, so the verdict of IBP is that of the flat
+grid of leaves at a fraction of the boxes. CROWN-IBP follows the parameters (sloped.py): it proves far larger boxes, and more images. A
+sample stops at its first unproven leaf, or earlier at a concrete misclassified transformation. Boxes of different images and sub-ranges
+share batches; the interpolation weights of a sub-range are built once.
 """
 
 import time
@@ -20,19 +21,20 @@ from cure_ray.certify.boxes import box_margins, proven, separate_margins
 from cure_ray.certify.cascade import Outcome
 from cure_ray.certify.cells import Work, batches, split, starting_cells
 from cure_ray.certify.perturbed import check_clean, raise_unsound
+from cure_ray.certify.sloped import sloped_images, sloped_margins
 from cure_ray.certify.transformed import Parameters, TransformedImages
 from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import Cell, Transformation, cell_at
 from cure_ray.errors import UserError
 
-TIGHTENED = 64  # leaves in the largest cell a later stage tries: a proof there saves up to as many at the leaves
+STARTS: dict[Stage, float] = {"ibp": 1.0, "crown-ibp": 2.0}  # pixels a first box may move: no stage proves much more
 
 
 @dataclass(frozen=True)
 class GeometricSettings:
     """How a range is searched. Only `stages`, `attack` and `separate_logits` can change a verdict."""
 
-    stages: tuple[Stage, ...] = ("ibp",)  # a second one, "crown-ibp", searches again where the first has failed; none: only attack
+    stages: tuple[Stage, ...] = ("ibp",)  # "crown-ibp" behind it searches again where it has failed; none: only attack
     attack: bool = True
     samples: int = 48  # concrete transformations tried per image before anything is proven
     probes: int = 2  # leaves around the worst of them, proven first: what fails, fails early
@@ -42,9 +44,8 @@ class GeometricSettings:
     separate_logits: bool = False  # compare bounds of single logits, as CGT does (A29): looser than bounds of their differences
 
     def __post_init__(self) -> None:
-        allowed = ("ibp", "crown-ibp", "crown", "alpha-crown")
-        if any(stage not in allowed for stage in self.stages) or not (self.stages or self.attack):
-            raise UserError(f"geometric stages are {', '.join(allowed)}, got {', '.join(self.stages) or 'none'}")
+        if any(stage not in STARTS for stage in self.stages) or not (self.stages or self.attack):
+            raise UserError(f"geometric stages are {', '.join(STARTS)}, got {', '.join(self.stages) or 'none'}")
         if self.separate_logits and self.stages not in (("ibp",), ()):
             raise UserError(f"separate logit bounds are those of ibp alone, not of {', '.join(self.stages)}")
 
@@ -176,21 +177,21 @@ class _Search:
     # ------------------------------------------------------------ boxes
 
     def _bound(self, work: Work) -> list[list[bool]]:
-        """Whether each (cell, image) is proven by IBP, or by the current stage where the cell is small enough for it to pay."""
+        """Whether each (cell, image) is proven by the current stage."""
         started, device = time.perf_counter(), self.engine.device
-        warps = build_warps(self.transformation.steps, [cell.ranges(self.transformation) for cell, _ in work], *self.images.size, device)
-        pieces = [self.images.boxes(w, torch.tensor(i, device=device)) for w, (_, i) in zip(warps, work, strict=True)]
-        low, high = (torch.cat([piece[k] for piece in pieces]) for k in (0, 1))
-        y = self.images.y[torch.tensor([b for _, images in work for b in images], device=device)]
-        if self.settings.separate_logits:
-            margins = separate_margins(self.engine, low, high, y)
+        groups = [torch.tensor(images, device=device) for _, images in work]
+        y = self.images.y[torch.cat(groups)]
+        if self.stage == "crown-ibp":
+            pieces = [sloped_images(self.images, cell, group) for (cell, _), group in zip(work, groups, strict=True)]
+            low, high, slope = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+            margins = sloped_margins(self.engine, low, high, slope, y, self.stage)
         else:
-            margins = box_margins(self.engine, low, high, y, self.settings.stages[0])
-        if self.stage != self.settings.stages[0]:
-            small = torch.tensor([cell.leaves <= TIGHTENED for cell, images in work for _ in images], device=device)
-            todo = (~proven(margins) & small).nonzero(as_tuple=True)[0]
-            if len(todo):  # one stage certifies alone: an unproven row of the first may hold float32 margins
-                margins[todo] = box_margins(self.engine, low[todo], high[todo], y[todo], self.stage)
+            ranges = [cell.ranges(self.transformation) for cell, _ in work]
+            warps = build_warps(self.transformation.steps, ranges, *self.images.size, device)
+            boxes = [self.images.boxes(warp, group) for warp, group in zip(warps, groups, strict=True)]
+            low, high = (torch.cat(parts) for parts in zip(*boxes, strict=True))
+            separate = self.settings.separate_logits
+            margins = separate_margins(self.engine, low, high, y) if separate else box_margins(self.engine, low, high, y, self.stage)
         return self._learn(work, margins.cpu(), proven(margins).tolist(), started)
 
     def _learn(self, work: Work, margins: Tensor, ok: list[bool], started: float) -> list[list[bool]]:
@@ -218,7 +219,7 @@ class _Search:
 
     def _bisect(self) -> None:
         """Depth first, the part farther from the identity first; images that have failed leave every stack entry."""
-        stack: Work = [(cell, self._open()) for cell in starting_cells(self.transformation, *self.images.size)]
+        stack: Work = [(cell, self._open()) for cell in starting_cells(self.transformation, *self.images.size, STARTS[self.stage])]
         while stack:
             work: Work = []
             room = self.settings.batch

@@ -210,6 +210,17 @@ def test_separate_logit_bounds_are_never_above_those_of_differences_and_equal_at
         GeometricSettings(stages=("ibp", "crown-ibp"), separate_logits=True)
 
 
+def test_linear_bounds_that_follow_the_parameters_prove_larger_boxes() -> None:
+    network, x, y = digits_network()
+    engine = NativeEngine(network)
+    for text, widths in (("R(10)", (0.25,)), ("Tu(0.3),Tv(0.3)", (0.05, 0.05))):
+        transformation = parse_transformation(text, widths=widths)
+        boxes, lines = (certify_geometric(engine, network, x, y, transformation, GeometricSettings((s,))) for s in ("ibp", "crown-ibp"))
+        both = [(a.nodes, b.nodes) for a, b in zip(boxes, lines, strict=True) if a.status == b.status == Status.CERTIFIED]
+        assert len(both) == sum(o.status == Status.CERTIFIED for o in boxes) > 0
+        assert 2 * sum(b for _, b in both) < sum(a for a, _ in both)
+
+
 def test_the_verdict_does_not_depend_on_the_batch() -> None:
     network, x, y = digits_network()
     engine, transformation = NativeEngine(network), parse_transformation("R(12)")

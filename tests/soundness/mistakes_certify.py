@@ -2,6 +2,7 @@
 
 IMAGES = "bounds/interval_images.py"
 CELLS, GEOMETRIC, POINTS = "certify/cells.py", "certify/geometric.py", "certify/transformed.py"
+SLOPED = "certify/sloped.py"
 WINDOWS, PATCH, BOXES = "certify/windows.py", "certify/patch.py", "certify/boxes.py"
 PERTURBED = [
     (
@@ -66,7 +67,7 @@ PERTURBED = [
         "parts.append(mine + interval_margins(net, domain, bounds, rows_BSK.clamp_max(0)))",
         "parts.append(mine - interval_margins(net, domain, bounds, -rows_BSK.clamp_max(0)))",
     ),
-    ("separate logits: half the box", BOXES, "high - low, _ANY_BOX", "(high - low) / 2, _ANY_BOX"),
+    ("separate logits: half the box", BOXES, "high - low, ANY_BOX", "(high - low) / 2, ANY_BOX"),
     ("windows: the first output forgotten", WINDOWS, "return max(0, first),", "return max(0, first + 1),"),
     ("windows: the last output forgotten", WINDOWS, "(span[1] - 1 + padding) // stride + 1)", "(span[1] - 1 + padding) // stride)"),
     ("windows: values of the patch in [0.1, 0.9]", WINDOWS, "window = _Window(half, half,", "window = _Window(half, 0.8 * half,"),
@@ -152,7 +153,24 @@ PERTURBED = [
         "for b, good in zip(images, ok[::-1], strict=True)",
     ),
     ("geometric: bounds kept from a failed stage", GEOMETRIC, "outcome.status, outcome.margins = None, None", "outcome.status = None"),
-    ("geometric: stage of a cell that failed", GEOMETRIC, "margins[todo] = box_margins(", "margins[todo] = 1 + 0 * box_margins("),
+    ("geometric: slopes forgotten", GEOMETRIC, "low, high, slope, y, self.stage)", "low, high, 0 * slope, y, self.stage)"),
+    ("slopes: added to a minimum", SLOPED, "return value_BS - torch.matmul(", "return value_BS + torch.matmul("),
+    ("slopes: parameters cancel each other", SLOPED, ".transpose(1, 2)).abs().sum(2), offset", ".transpose(1, 2)).sum(2).abs(), offset"),
+    ("slopes: signs in the first layer", SLOPED, "+ moved.abs().sum(1)", "+ moved.sum(1)"),
+    ("slopes: forgotten in the first layer", SLOPED, "+ moved.abs().sum(1)", "+ 0 * moved.abs().sum(1)"),
+    ("slopes: half a parameter's way", SLOPED, "(2 * i + 1) / n - 1 for i", "(4 * i + 2) / n - 2 for i"),
+    (
+        "slopes: parts that do not meet",
+        SLOPED,
+        "low + (high - low) * i / n for i in range(n)] + [high]",
+        "low + (high - low) * i / n for i in range(n)] + [(low + high) / 2]",
+    ),
+    ("slopes: parts in another order", SLOPED, "itertools.product(*([(2 * i", "itertools.product(*reversed([(2 * i"),
+    ("slopes: the rest of the best part", SLOPED, "(low_JBN - line_JBN).amin(0)", "(low_JBN - line_JBN).amax(0)"),
+    ("slopes: the rest on one side", SLOPED, "(high_JBN - line_JBN).amax(0)", "(high_JBN - line_JBN).amin(0)"),
+    ("slopes: kept where the whole box is", SLOPED, "slope_BKN * follows_BN.unsqueeze(1)", "slope_BKN"),
+    ("slopes: dropped where only the rest is", SLOPED, "slope_BKN * follows_BN.unsqueeze(1)", "slope_BKN * ~follows_BN.unsqueeze(1)"),
+    ("slopes: of another image", SLOPED, "for some in index.split(CHUNK)]", "for some in index.flip(0).split(CHUNK)]"),
     ("geometric: a witness that is none", GEOMETRIC, "if value <= 0 and outcome.open:", "if value <= 1 and outcome.open:"),
     ("geometric: alarm off", GEOMETRIC, "float(bound.min()) > value + 1e-7 * (1 + abs(value))", "float(bound.min()) > value + 1e7"),
     (

@@ -13,6 +13,7 @@ import torch
 from soundness_images import check_images, reference
 from soundness_networks import designed_network, tied_network
 from soundness_points import preactivations, true_margins
+from soundness_sloped import check_sloped
 from torch import Tensor, nn
 
 
@@ -244,6 +245,7 @@ def check_geometric() -> None:
 def check_perturbed() -> None:
     """Everything here and below: used on every mutant of the modules it covers."""
     check_images()
+    check_sloped()
     check_windows()
     check_patch()
     check_cells()
