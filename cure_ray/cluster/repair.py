@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cure_ray.attacks import AttackSettings
+from cure_ray.certify.perturbations import parse_any_threats
 from cure_ray.certify.runner import Samples
 from cure_ray.certify.settings import CascadeSettings, Job, plan
 from cure_ray.checkpoints import load_checkpoint
@@ -48,9 +48,6 @@ def _absent(store: Store, goal: Mapping[str, Any]) -> bool:
 
 def _job(goal: Mapping[str, Any]) -> Job:
     """The job a plan was written for; its hash says whether this version of the program still means the same by it."""
-    s = goal["settings"]
-    attack = AttackSettings(steps=s["attack_steps"], restarts=s["attack_restarts"])
-    settings = CascadeSettings(tuple(s["stages"]), s["seconds"], s["nodes"], attack, s["box"])
     job = Job(
         goal["checkpoint_digest"],
         goal["dataset"],
@@ -58,7 +55,7 @@ def _job(goal: Mapping[str, Any]) -> Job:
         goal["data_digest"],
         goal["engine"],
         goal["engine_version"],
-        settings,
+        CascadeSettings.of(goal["settings"]),
         goal["seed"],
         goal["union_only"],
     )
@@ -67,18 +64,17 @@ def _job(goal: Mapping[str, Any]) -> Job:
     return job
 
 
-def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> list[Threat]:
-    """With exact radii, from rows that are still there or from the experiment; the text of a threat is rounded."""
+def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> list[Any]:
+    """With exact radii, from rows that are still there or from the experiment; the text of a ball is rounded."""
     rows = store.read(["threat", "norm", "eps"]).to_pydict()
-    known = {t: Threat(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True)}
+    known = {t: Threat(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True) if n in NORMS}
     for norm in NORMS:
         own = Threat(norm, experiment.threats.eps(norm)) if experiment.threats.eps(norm) > 0 else None
         if own is not None:
             known.setdefault(str(own), own)
-    found = []
+    found = list[Any]()
     for text in goal["threats"]:
-        norm_name, _, radius = text.partition("=")
-        found.append(known.get(text) or Threat(norm_name, float(radius)))
+        found += [known[text]] if text in known else parse_any_threats(text, goal["dataset"], experiment.dataset.input_shape)
     return found
 
 
