@@ -1,5 +1,6 @@
 """The statistics behind the tables: intervals, paired tests, Pareto fronts. Pure functions on numbers and arrays."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ def wilson(successes: ArrayLike, n: ArrayLike, level: float = 0.95) -> tuple[Flo
     `successes` may be fractional: the mean over seeds on the same n samples.
     """
     k, total = np.broadcast_arrays(np.asarray(successes, dtype=float), np.asarray(n, dtype=float))
-    z = float(stats.norm.ppf((1 + level) / 2))
+    z = _quantile(level)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = k / total
         centre = (share + z * z / (2 * total)) / (1 + z * z / total)
@@ -25,6 +26,12 @@ def wilson(successes: ArrayLike, n: ArrayLike, level: float = 0.95) -> tuple[Flo
         low = np.minimum(np.where(k == 0, 0.0, centre - half), share)
         high = np.maximum(np.where(k == total, 1.0, centre + half), share)
     return low, high
+
+
+@functools.cache
+def _quantile(level: float) -> float:
+    """Two-sided, of the normal distribution; scipy takes longer for it than everything else in an interval."""
+    return float(stats.norm.ppf((1 + level) / 2))
 
 
 def mcnemar(only_a: ArrayLike, only_b: ArrayLike) -> Floats:

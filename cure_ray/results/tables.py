@@ -263,8 +263,9 @@ def failure_patterns(entry: Entry) -> pd.DataFrame:
     """How many correctly classified samples fail in exactly this combination of threats; most frequent first."""
     e = entry.evaluation
     patterns, counts = np.unique(~e.certified[e.correct], axis=0, return_counts=True)
-    rows = pd.DataFrame(patterns, columns=[column_of(t) for t in e.threats]).assign(samples=counts)
-    return rows.sort_values("samples", ascending=False, ignore_index=True, kind="stable")
+    order = np.argsort(-counts, kind="stable")
+    columns = {column_of(t): patterns[order, i] for i, t in enumerate(e.threats)}
+    return pd.DataFrame({**columns, "samples": counts[order]})
 
 
 def compact_table(study: Study, baseline: str | None = None) -> pd.DataFrame:

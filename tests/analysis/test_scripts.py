@@ -1,5 +1,6 @@
 """Every analysis script runs on a small store and on a rich one, writes what it says, and says what is missing."""
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -57,6 +58,19 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "store"
 
 
+@pytest.fixture(scope="session")
+def made(rich: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What a script writes from the rich store; each runs once."""
+
+    @functools.cache
+    def run(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        script(main_of(name), [str(rich), "--out", str(folder), "--baseline", "CURE-Max"])
+        return folder
+
+    return run
+
+
 def test_there_is_a_script_for_every_table_and_figure() -> None:
     assert SCRIPTS == [
         "alpha_curve", "ba_gp_ablation", "beta_curve", "bound_differences", "cifar100_table", "decomposition", "eta_curve",
@@ -91,9 +105,9 @@ def test_it_runs_on_a_small_store_and_names_what_it_lacks(
 
 
 @pytest.mark.parametrize("name", [s for s in SCRIPTS if s != "cifar100_table"])
-def test_it_writes_tables_and_figures_from_a_rich_store(name: str, rich: Path, tmp_path: Path) -> None:
-    script(main_of(name), [str(rich), "--out", str(tmp_path)])
-    endings = {p.suffix for p in tmp_path.iterdir()}
+def test_it_writes_tables_and_figures_from_a_rich_store(name: str, made: Callable[[str], Path]) -> None:
+    folder = made(name)
+    endings = {p.suffix for p in folder.iterdir()}
     assert {".csv", ".md", ".tex"} <= endings
     figures = {
         "alpha_curve",
@@ -107,9 +121,9 @@ def test_it_writes_tables_and_figures_from_a_rich_store(name: str, rich: Path, t
     }
     if name in figures:
         assert {".png", ".svg"} <= endings
-    for csv in tmp_path.glob("*.csv"):
+    for csv in folder.glob("*.csv"):
         assert not pd.read_csv(csv).empty
-    for tex in tmp_path.glob("*.tex"):
+    for tex in folder.glob("*.tex"):
         text = tex.read_text()
         assert text.count("{") - text.count(r"\{") == text.count("}") - text.count(r"\}")
         body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].strip().splitlines()[1:]
@@ -117,48 +131,48 @@ def test_it_writes_tables_and_figures_from_a_rich_store(name: str, rich: Path, t
         assert all(line.count(" & ") == columns for line in body)
 
 
-def test_the_ladder_joins_only_runs_that_differ_in_nothing_else_and_its_errors_add_up(rich: Path, tmp_path: Path) -> None:
-    script(main_of("ba_gp_ablation"), [str(rich), "--out", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "ba_gp_0.csv")
+def test_the_ladder_joins_only_runs_that_differ_in_nothing_else_and_its_errors_add_up(made: Callable[[str], Path]) -> None:
+    folder = made("ba_gp_ablation")
+    table = pd.read_csv(folder / "ba_gp_0.csv")
     assert list(dict.fromkeys(table["step"])) == ["Max", "Max + BA", "Max + BA + GP"]
     assert (table["R_r"] + table["R_align"]).tolist() == pytest.approx((100 - table["union"]).tolist())
     plain = table.set_index("method").loc["CURE-Scratch [projection=False]"]
     assert plain["below"] == "CURE-Max"
     assert plain["difference"] == pytest.approx(plain["union"] - table.set_index("method").loc["CURE-Max", "union"])
-    assert "| Max + BA | CURE-Scratch [projection=False] |" in (tmp_path / "ba_gp_0.md").read_text()
+    assert "| Max + BA | CURE-Scratch [projection=False] |" in (folder / "ba_gp_0.md").read_text()
 
 
-def test_the_decomposition_is_a_table_of_methods_with_deviations_over_seeds(rich: Path, tmp_path: Path) -> None:
-    script(main_of("decomposition"), [str(rich), "--out", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "decomposition.csv")
+def test_the_decomposition_is_a_table_of_methods_with_deviations_over_seeds(made: Callable[[str], Path]) -> None:
+    folder = made("decomposition")
+    table = pd.read_csv(folder / "decomposition.csv")
     assert table["R_union"].to_numpy() == pytest.approx((table["R_r"] + table["R_align"]).to_numpy())
-    text = (tmp_path / "decomposition.md").read_text()
+    text = (folder / "decomposition.md").read_text()
     assert text.count("\n| CURE-Scratch") == len({m for m in table["method"] if m.startswith("CURE-Scratch")})
     assert "±" in text
-    assert {"decomposition_0.png", "decomposition_0.svg"} <= {p.name for p in tmp_path.iterdir()}
+    assert {"decomposition_0.png", "decomposition_0.svg"} <= {p.name for p in folder.iterdir()}
 
 
-def test_the_main_table_compares_with_the_named_baseline(rich: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script(main_of("main_table"), [str(rich), "--out", str(tmp_path), "--baseline", "CURE-Max"])
-    text = (tmp_path / "main_table.md").read_text()
+def test_the_main_table_compares_with_the_named_baseline(
+    made: Callable[[str], Path], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made("main_table")
+    text = (folder / "main_table.md").read_text()
     assert "| against CURE-Max |" in text
     assert "Holm-corrected over the methods" in text
-    assert len(pd.read_csv(tmp_path / "main_baseline.csv")) == text.count("\n| ") - 2, "every method but the baseline itself"
+    assert len(pd.read_csv(folder / "main_baseline.csv")) == text.count("\n| ") - 2, "every method but the baseline itself"
     with pytest.raises(SystemExit) as info:
-        script(main_of("main_table"), [str(rich), "--out", str(tmp_path), "--baseline", "nobody"])
+        script(main_of("main_table"), [str(small), "--out", str(tmp_path), "--baseline", "nobody"])
     assert info.value.code == 2
     assert "no method called 'nobody'" in capsys.readouterr().err
 
 
-def test_the_eta_curve_mixes_no_other_setting(rich: Path, tmp_path: Path) -> None:
-    script(main_of("eta_curve"), [str(rich), "--out", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "eta_curve_0.csv")
+def test_the_eta_curve_mixes_no_other_setting(made: Callable[[str], Path]) -> None:
+    table = pd.read_csv(made("eta_curve") / "eta_curve_0.csv")
     assert table[["eta", "seeds"]].to_numpy().tolist() == [[0.5, 1], [2.0, 3], [4.0, 1]]
 
 
-def test_the_varied_radius_replaces_only_its_own_norm(rich: Path, tmp_path: Path) -> None:
-    script(main_of("varying_eps"), [str(rich), "--out", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "varying_eps.csv")
+def test_the_varied_radius_replaces_only_its_own_norm(made: Callable[[str], Path]) -> None:
+    table = pd.read_csv(made("varying_eps") / "varying_eps.csv")
     assert sorted(table["eps"].unique()) == [0.05, 0.1, 0.2]
     assert set(table["norm"]) == {"linf"}
 
