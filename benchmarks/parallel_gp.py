@@ -8,15 +8,17 @@ object store, the merge, and loading the result; validation and checkpoints are 
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from statistics import median
 
+from sections import context, write_section
+
 from cure_ray.cluster.session import session
 from cure_ray.cluster.workers import train_parallel
 from cure_ray.config import resolve
-from cure_ray.run import read_metrics, train_run
+from cure_ray.metrics import read_metrics
+from cure_ray.run import train_run
 
 
 def main() -> None:
@@ -43,10 +45,19 @@ def main() -> None:
     together = median(row["exchange_seconds"] for row in parallel)
     slower = median(max(row["seconds"], row["nt_seconds"]) for row in parallel)
     alone = median(row["seconds"] + row["nt_seconds"] + row["merge_seconds"] for row in serial)
-    load = os.getloadavg()[0]
-    print(f"{os.cpu_count()} cores, load {load:.1f}, {options.images} images, width {options.width:g}, median of {len(parallel)} epochs")
-    print(f"parallel epoch {together:.2f} s = {together / slower:.3f} x its slower branch ({slower:.2f} s)")
-    print(f"serial epoch   {alone:.2f} s (natural, certified and merge, one after the other)")
+    body = f"""{context(0, 1)}
+
+Gradient projection on {options.images} images of {experiment.dataset.name}, conv-small x{options.width:g},
+median of {len(parallel)} epochs, wall time.
+
+| | seconds | times the slower branch |
+|---|---|---|
+| slower branch (certified) | {slower:.2f} | 1 |
+| parallel epoch, exchange and merge included (target 1.10) | {together:.2f} | {together / slower:.3f} |
+| serial epoch: natural, certified, merge | {alone:.2f} | {alone / slower:.3f} |
+"""
+    print(body)
+    write_section("Parallel gradient projection", body)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,11 @@ from cure_ray.checkpoints import (
 from cure_ray.config import Experiment, dump_experiment, load_experiment
 from cure_ray.datasets import Images, load_dataset
 from cure_ray.errors import UserError
+from cure_ray.metrics import METRICS, rewind_metrics
 from cure_ray.progress import TrainingReporter
 from cure_ray.training.epochs import DivergedError, Learner
 from cure_ray.training.evaluation import evaluate
 from cure_ray.training.loop import Progress, natural_learner, new_network, place, prefers_channels_last, serial_epoch, snapshot, start
-
-METRICS = "metrics.jsonl"
 
 
 class StoppedError(Exception):
@@ -141,26 +140,6 @@ def starting_point(experiment: Experiment, device: torch.device) -> tuple[Progre
     probe = new_network(experiment)
     load_weights(probe, origin.network.state_dict(), source)
     return start(experiment, device, origin.network.state_dict()), {"start_digest": origin.digest}
-
-
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The metrics of finished epochs. Half a line, as a killed writer leaves it, is no line."""
-    path = directory / METRICS
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
-
-
-def rewind_metrics(directory: Path, epoch: int) -> None:
-    """Forget lines of epochs that will run again."""
-    path = directory / METRICS
-    if path.exists():
-        kept = [row for row in read_metrics(directory) if row["epoch"] <= epoch]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        partial.replace(path)
 
 
 def evaluation_images(experiment: Experiment, data_dir: str | Path | None, train: Images) -> tuple[Images, str]:

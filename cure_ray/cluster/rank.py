@@ -23,7 +23,8 @@ from cure_ray.cluster.ranks import Phase, Role, certified_ranks, global_metrics,
 from cure_ray.cluster.reducer import Outcome, Part, create_reducer, to_arrays, to_tensors
 from cure_ray.config import Experiment
 from cure_ray.datasets import Images, load_dataset
-from cure_ray.run import METRICS, evaluation_images, hardware, newest_intact, read_metrics, restore, rewind_metrics, starting_point
+from cure_ray.metrics import METRICS, read_metrics, rewind_metrics
+from cure_ray.run import evaluation_images, hardware, newest_intact, restore, starting_point
 from cure_ray.training.epochs import DivergedError, Learner, run_epoch
 from cure_ray.training.evaluation import evaluate
 from cure_ray.training.loop import Progress, merge_metrics, natural_learner, prefers_channels_last, snapshot

@@ -9,11 +9,12 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from cure_ray.checkpoints import list_checkpoints
+from cure_ray.cluster.layout import SWEEP, TRIALS
 from cure_ray.cluster.space import Sweep, load_sweep
-from cure_ray.cluster.study import FAILED, OWNER, POINT, SWEEP, TRIALS, VALUES, is_alive, live_submissions, open_study
+from cure_ray.cluster.study import FAILED, OWNER, POINT, VALUES, is_alive, live_submissions, open_study
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
-from cure_ray.run import read_metrics
+from cure_ray.metrics import read_metrics
 
 
 def duration(seconds: float) -> str:

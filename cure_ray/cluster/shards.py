@@ -155,6 +155,7 @@ def certify_shards(
                 while idle and queue.waiting:
                     shard, worker = queue.take(), idle.pop()
                     flying[worker.work.remote(shard, subjects[shard.job.run_id])] = (worker, shard)
+                finished = []
                 landed, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
                 for ref in landed:
                     worker, shard = flying.pop(ref)
@@ -169,9 +170,15 @@ def certify_shards(
                         continue
                     except ray.exceptions.RayTaskError as error:
                         raise _ours(error) from None
-                    idle.append(worker)
-                    _keep(store, shard, done)
+                    finished.append((shard, done))
                     queue.learn(shard, done.seconds)
+                    if queue.waiting:  # give the worker its next shard before writing this one
+                        following = queue.take()
+                        flying[worker.work.remote(following, subjects[following.job.run_id])] = (worker, following)
+                    else:
+                        idle.append(worker)
+                for shard, done in finished:
+                    _keep(store, shard, done)
                     for stage, decided in done.decided.items():
                         progress(stage, decided)
         finally:

@@ -84,11 +84,13 @@ class Sweep(Model):
     concurrency: Annotated[int, Field(ge=1)] | None = Field(None, description="Trainings at once; by default what the cluster holds.")
     storage: str | None = Field(None, description="An Optuna storage URL; by default a journal in the sweep's directory.")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the search.")
+    wandb: dict[str, Any] | None = Field(None, description="Log to Weights & Biases too: arguments of Ray's WandbLoggerCallback, or {}.")
+    mlflow: dict[str, Any] | None = Field(None, description="Log to MLflow too: arguments of Ray's MLflowLoggerCallback, or {}.")
 
     @property
     def identity(self) -> str:
-        """What makes two sweeps the same one. Budgets, concurrency and storage may change between calls."""
-        content = self.model_dump(mode="json", by_alias=True, exclude={"trials", "hours", "concurrency", "storage"})
+        """What makes two sweeps the same one. Budgets, concurrency, storage and loggers may change between calls."""
+        content = self.model_dump(mode="json", by_alias=True, exclude={"trials", "hours", "concurrency", "storage", "wandb", "mlflow"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")

@@ -1,8 +1,7 @@
-"""A sweep on disk: its directory, its Optuna study, who works on it, and which trials nobody works on any more.
+"""A sweep on disk: its Optuna study, who works on it, and which trials nobody works on any more.
 
-DIR/sweep.yaml (the sweep as first given), DIR/journal.log (Optuna's), DIR/submissions/NNNN.json (one per call, touched while alive),
-DIR/trials/NNNN-HASH/seedS/ (run directories). Trials are never lost to a dead call: the next one, or another that is still running,
-takes them over and continues them from their checkpoints under the same number.
+Trials are never lost to a dead call: the next one, or another that is still running, takes them over and continues them from their
+checkpoints under the same number.
 """
 
 import fcntl
@@ -23,14 +22,11 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from cure_ray import seeding
+from cure_ray.cluster.layout import BEAT, GRACE, JOURNAL, SILENCE, SUBMISSIONS, SWEEP, TRIALS
 from cure_ray.cluster.space import Sweep, active, load_sweep, ordered
 from cure_ray.config import Experiment
 from cure_ray.errors import UserError
 
-SWEEP, JOURNAL, SUBMISSIONS, TRIALS = "sweep.yaml", "journal.log", "submissions", "trials"
-# Seconds between signs of life; after which a call counts as dead; and after which one whose process is gone does, so that Ray has
-# ended its tasks before somebody else goes on in their directories.
-BEAT, SILENCE, GRACE = 2.0, 60.0, 6.0
 OWNER, POINT, FAILED, VALUES = "submission", "point", "failed", "values"  # user attributes of a trial
 
 

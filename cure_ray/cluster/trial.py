@@ -1,51 +1,27 @@
-"""What a search does with one configuration and seed: train it up to a rung, judge it. Stateless Ray tasks over a run directory.
+"""What a search does with one configuration and seed: train it up to a rung, judge it. Stateless over a run directory.
 
-A task may be killed and started again anywhere that sees the directory: it goes on from the last checkpoint. A configuration in mode
-`serial` is one task with the CPUs and GPUs of a rank. One in mode `parallel` is a task that holds nothing and waits for exactly one
-placement group, that of its Ray Train run: a task that held a CPU while waiting for others could deadlock a full cluster.
+A leg may be killed and started again anywhere that sees the directory: it goes on from the last checkpoint.
 """
 
 import json
 import os
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import ray
 
 from cure_ray.checkpoints import resolve_checkpoint
+from cure_ray.cluster.driver import Leg, LegResult
 from cure_ray.cluster.judge import judge
+from cure_ray.cluster.layout import RUNNING
 from cure_ray.cluster.ranks import phases, rank_need
 from cure_ray.cluster.session import Need
 from cure_ray.cluster.workers import train_parallel
 from cure_ray.config import Experiment
 from cure_ray.errors import UserError
-from cure_ray.run import read_metrics, train_run
+from cure_ray.metrics import read_metrics
+from cure_ray.run import train_run
 
-RUNNING, JUDGED = "running.json", "objective.jsonl"
-
-
-@dataclass(frozen=True)
-class Leg:
-    """A part of a trial: train `experiment` in `directory` until epoch `until`, then judge it."""
-
-    experiment: Experiment
-    directory: Path
-    until: int
-    samples: int
-    objectives: frozenset[str]
-    data_dir: str | None
-    device: str
-
-
-@dataclass(frozen=True)
-class LegResult:
-    """What came of it. `failed` is a sentence if it diverged or was wrong from the start: trying again would not help."""
-
-    values: dict[str, float]
-    failed: str = ""
+JUDGED = "objective.jsonl"
 
 
 def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
@@ -109,18 +85,4 @@ def run_leg(leg: Leg) -> LegResult:
 
     torch.set_num_threads(leg.experiment.execution.threads)
     trained = train_leg(leg)
-    return trained if trained.failed else judge_leg(leg)
-
-
-def submit(leg: Leg, need: Need) -> Any:
-    """The leg as a Ray task. Retries are the caller's: Ray would burn its own within seconds on a dying node."""
-    resources: dict[str, Any] = {"num_cpus": need.cpus, "num_gpus": need.gpus, "max_retries": 0}
-    if leg.experiment.execution.mode != "parallel":
-        return ray.remote(run_leg).options(**resources).remote(leg)
-    nothing: dict[str, Any] = {"num_cpus": 0, "max_retries": 0}
-    trained = ray.remote(train_leg).options(**nothing).remote(leg)
-    return ray.remote(_after).options(**resources).remote(trained, leg)
-
-
-def _after(trained: LegResult, leg: Leg) -> LegResult:
     return trained if trained.failed else judge_leg(leg)

@@ -22,8 +22,9 @@ from cure_ray.cluster.session import Session, require, session
 from cure_ray.config import Experiment
 from cure_ray.datasets import load_dataset
 from cure_ray.errors import UserError
+from cure_ray.metrics import read_metrics
 from cure_ray.progress import TrainingReporter
-from cure_ray.run import RunResult, StoppedError, check_disk, claim_directory, newest_intact, prune, read_metrics
+from cure_ray.run import RunResult, StoppedError, check_disk, claim_directory, newest_intact, prune
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; ours is the directory itself
 

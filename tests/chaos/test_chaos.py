@@ -34,10 +34,11 @@ from cure_ray.cluster.study import open_study
 from cure_ray.cluster.sweep import run_sweep
 from cure_ray.cluster.workers import train_parallel
 from cure_ray.datasets import load_dataset
+from cure_ray.metrics import read_metrics
 from cure_ray.results.files import Files
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
-from cure_ray.run import read_metrics, train_run
+from cure_ray.run import train_run
 from cure_ray.threats import Threat
 
 pytestmark = pytest.mark.chaos

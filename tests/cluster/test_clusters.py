@@ -88,9 +88,7 @@ def test_the_doctor_checks_storage_versions_and_disk(ray_session: Session, tmp_p
     for part in ("torch 2.13", "ray 2.60", "storage", "GB free, the plan needs about 1.6 GB", "TF32 is off", "loopback"):
         assert part in text
     huge = diagnose(tmp_path / "storage", resolve({"preset": "tinyimagenet"}), runs=100_000)
-    assert [c.remedy for c in huge if c.level == "problem"] == [
-        "free some space, lower execution.keep_checkpoints, or use another storage"
-    ]
+    assert [c.remedy for c in huge if c.level == "problem"] == ["free some space, lower execution.keep_checkpoints, or use another storage"]
     (tmp_path / "file").write_text("")
     assert any("cannot be written" in c.what for c in diagnose(tmp_path / "file"))
 

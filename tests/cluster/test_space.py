@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cure_ray.cluster.ledger import rung_epochs
 from cure_ray.cluster.space import Sweep, base_data, experiment_at, grid_points, load_sweep
 from cure_ray.cluster.study import survives
-from cure_ray.cluster.sweep import rung_epochs
 from cure_ray.config import resolve
 from cure_ray.errors import UserError
 

@@ -15,7 +15,8 @@ from cure_ray.cluster.ranks import Phase, phases
 from cure_ray.cluster.session import Session
 from cure_ray.cluster.workers import train_parallel
 from cure_ray.errors import UserError
-from cure_ray.run import read_metrics, train_run
+from cure_ray.metrics import read_metrics
+from cure_ray.run import train_run
 
 
 def kill_after_first_epoch(directory: Path, role: str, key: str = "pid") -> threading.Thread:

@@ -1,14 +1,12 @@
 """Learning curves from the runs' metrics.jsonl."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
+from cure_ray.metrics import read_metrics
 from cure_ray.results.report.charts import Series, line_chart
 from cure_ray.results.study import Entry
 
@@ -31,18 +29,6 @@ PANELS: tuple[tuple[str, str, float, float | None, float | None], ...] = (
 class Panel:
     title: str
     chart: Markup
-
-
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """One dictionary per epoch; a torn last line (a run that is still going) is left out."""
-    rows = []
-    path = directory / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
 
 
 def panels(entries: Sequence[Entry], tones: Mapping[str, int]) -> list[Panel]:
