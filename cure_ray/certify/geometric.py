@@ -27,7 +27,7 @@ from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import Cell, Transformation, cell_at
 from cure_ray.errors import UserError
 
-STARTS: dict[Stage, float] = {"ibp": 1.0, "crown-ibp": 2.0}  # pixels a first box may move: no stage proves much more
+STARTS: dict[Stage, float] = {"ibp": 1.0, "crown-ibp": 4.0}  # pixels a first box may move: no stage proves much more
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GeometricSettings:
     stages: tuple[Stage, ...] = ("ibp",)  # "crown-ibp" behind it searches again where it has failed; none: only attack
     attack: bool = True
     samples: int = 48  # concrete transformations tried per image before anything is proven
-    probes: int = 2  # leaves around the worst of them, proven first: what fails, fails early
+    probes: int = 1  # leaves around the worst of them, proven first: what fails, fails early
     batch: int = 256  # boxes bounded together
     budget: int = 20_000_000  # leaf boxes (images times leaves) that may be started without asking
     yes: bool = False
