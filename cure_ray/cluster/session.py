@@ -63,16 +63,22 @@ def _connect(address: str | None, cpus: int | None, dashboard: bool) -> bool:
         from ray._private import ray_constants
 
         ray_constants.ENABLE_RAY_CLUSTER = False  # what the variable means, should ray have been imported before it was set
-        ray.init(
-            address="local",  # without it Ray joins whatever cluster it finds on this machine
-            num_cpus=cpus,
-            include_dashboard=dashboard,
-            dashboard_host="127.0.0.1",
-            _node_ip_address="127.0.0.1",
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        try:
+            ray.init(
+                address="local",  # without it Ray joins whatever cluster it finds on this machine
+                num_cpus=cpus,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
+                _node_ip_address="127.0.0.1",
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:  # Ray raises a bare Exception here
+            raise UserError(
+                f"Ray could not start on this machine ({str(error).strip().splitlines()[0]}). Most often it is overloaded, out of memory "
+                "or /tmp is full: free some and run the same command again. `cure-ray doctor` looks at the usual causes."
+            ) from None
         return True
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -110,6 +110,8 @@ def loggers(sweep: Sweep) -> list[tune.Callback]:
     if sweep.wandb is not None:
         from ray.air.integrations.wandb import WandbLoggerCallback
 
+        if "mode" in sweep.wandb:  # Ray asks the environment whether a key is needed
+            os.environ.setdefault("WANDB_MODE", str(sweep.wandb["mode"]))
         found.append(_logger("wandb", WandbLoggerCallback, {"project": sweep.name, "group": sweep.name, **sweep.wandb}))
     if sweep.mlflow is not None:
         from ray.air.integrations.mlflow import MLflowLoggerCallback
@@ -126,9 +128,11 @@ def _logger(package: str, make: Callable[..., tune.Callback], arguments: Mapping
             f"the sweep logs to {package}, which is not installed: pip install {package} (or remove `{package}:` from the file)"
         )
     try:
-        return make(**arguments)
-    except (TypeError, ValueError) as error:
+        callback = make(**arguments)
+        callback.setup()  # Tune does it again; here what is wrong (a missing key, an unknown server) becomes a sentence
+    except Exception as error:  # of whatever kind the package chooses
         raise UserError(f"{package}: {error}. Its keys are the arguments of Ray's {make.__name__}.") from None
+    return callback
 
 
 def run_trials(driver: Driver, ledger: Ledger, need: NeedOf, capacity: Callable[[], int], stop: Callable[[], None]) -> None:

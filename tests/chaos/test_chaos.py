@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,13 +55,13 @@ def count_aloud() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[object]:
-    """A head that is never killed and two worker nodes that are."""
+    """A head that runs no work and is never killed, and three worker nodes that are."""
     os.environ.update({**ENVIRONMENT, **EMBEDDED_ENVIRONMENT, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"})
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    for _ in range(2):
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(3):
         cluster.add_node(num_cpus=2)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield cluster
@@ -109,6 +110,20 @@ def ranks_of(directory: Path, key: str = "pid") -> list[int]:
     return [pid for pid in found if pid]
 
 
+def kill_node_of(cluster: Any, pid: int) -> bool:
+    """kill -9 of the raylet that started this process, and of all that it started; a new node takes its place."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (OSError, IndexError):
+        return False
+    for node in cluster.list_all_nodes():
+        if node.all_processes["raylet"][0].process.pid == parent and node is not cluster.head_node:
+            cluster.remove_node(node, allow_graceful=False)
+            cluster.add_node(num_cpus=2)
+            return True
+    return False
+
+
 def spoil(verdicts: Path, kind: str, name: str, rng: random.Random) -> None:
     """One fault of a disk or of a writer that died."""
     victim = verdicts / name
@@ -125,27 +140,33 @@ def spoil(verdicts: Path, kind: str, name: str, rng: random.Random) -> None:
 
 
 def test_training_loses_ranks_and_reducers_and_ends_with_the_same_bits(nodes: object, tmp_path: Path) -> None:
-    """6 faults: certified and natural ranks, reducer, each by SIGKILL or SIGTERM."""
+    """6 faults: certified and natural ranks and reducer, by SIGKILL or SIGTERM, and every third time the whole node of a rank."""
     from cure_ray.cluster.workers import FailurePolicy
 
     experiment = tiny(epochs=60)
     serial = train_run(experiment, tmp_path / "serial", quiet=True)
-    run, reached = tmp_path / "parallel", [0]
+    run, reached, strikes, nodes_killed = tmp_path / "parallel", [0], [0], [0]
 
     def strike(rng: random.Random) -> bool:
         rows = read_metrics(run) if (run / "metrics.jsonl").exists() else []
         if len(rows) <= reached[0]:
             return False  # only an attempt that got somewhere is worth killing
-        pids = [*ranks_of(run), *ranks_of(run, "reducer_pid")]
-        if not kill_one(pids, rng, rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])):
-            return False
-        reached[0] = len(rows) + 1
-        return True
+        ranks = ranks_of(run)
+        if strikes[0] % 3 == 2:
+            hit = any(kill_node_of(nodes, pid) for pid in ranks)
+            nodes_killed[0] += hit
+        else:
+            pids = [*ranks, *ranks_of(run, "reducer_pid")]
+            hit = kill_one(pids, rng, rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
+        strikes[0] += hit
+        reached[0] = len(rows) + 1 if hit else reached[0]
+        return hit
 
-    murderer = Murderer("rank or reducer", strike, 6, (0.05, 0.3))
+    murderer = Murderer("process or node under training", strike, 6, (0.05, 0.3))
     murderer.start()
     parallel = train_parallel(experiment, run, quiet=True, policy=FailurePolicy(max_failures=20))
     assert murderer.stop() >= 4
+    assert nodes_killed[0] >= 1
     assert files_of(parallel.checkpoint) == files_of(serial.checkpoint)
     assert [row["epoch"] for row in read_metrics(run)] == list(range(1, 61))
 
@@ -192,7 +213,7 @@ def test_sweep_loses_workers_drivers_and_a_node(nodes: object, tmp_path: Path) -
             cluster: object = nodes
             cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)  # type: ignore[attr-defined]
             return True
-        return kill_one(own_processes("ray::run_leg"), rng)
+        return kill_one([*own_processes("ray::_run"), *own_processes("ray::ImplicitFunc")], rng)  # legs, and Tune's trials
 
     murderer = Murderer("sweep worker or node", strike, 8, (1.0, 3.0))
     murderer.start()

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -14,11 +16,13 @@ from cluster_helpers import files_of
 from optuna.trial import TrialState
 
 from cure_ray.checkpoints import resolve_checkpoint
+from cure_ray.cluster.ledger import Ledger
 from cure_ray.cluster.report import describe_directory
 from cure_ray.cluster.session import Session
-from cure_ray.cluster.space import load_sweep
-from cure_ray.cluster.study import open_study
+from cure_ray.cluster.space import Sweep, load_sweep
+from cure_ray.cluster.study import claim, open_study, submission
 from cure_ray.cluster.sweep import best_runs, run_sweep
+from cure_ray.cluster.tuning import loggers
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
 from cure_ray.run import train_run
@@ -73,6 +77,39 @@ def test_every_configuration_ran_once_and_none_is_stale(shared_and_killed: Path)
     assert len({t.user_attrs["identity"] for t in trials}) == 4
     assert len(list((shared_and_killed / "trials").iterdir())) == 4
     assert any(t.user_attrs["submission"] == 1 for t in trials)
+
+
+def test_tensorboard_finds_epochs_and_objectives(shared_and_killed: Path) -> None:
+    logs = [p.read_bytes() for p in (shared_and_killed / "tune" / "0001").rglob("events.out.tfevents*")]
+    assert any(b"objective/union" in log and b"train_accuracy" in log for log in logs)
+
+
+def test_a_rung_that_is_reported_again_changes_nothing(shared_and_killed: Path, tmp_path: Path) -> None:
+    """As after the death of a trial's process, which Tune starts again from its first rung."""
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(SWEEP))
+    sweep = load_sweep(tmp_path / "s.yaml")
+    claim(tmp_path / "out", sweep)
+    with submission(tmp_path / "out", {}) as me:
+        ledger = Ledger(sweep, tmp_path / "out", me.number, lambda text: None)
+        first, second = ledger.next(), ledger.next()
+        assert first is not None and second is not None  # noqa: PT018
+        assert len(first.rungs) == 2
+        assert ledger.judged(first.number, 0, {"union": 0.9, "clean": 0.9})
+        assert ledger.judged(first.number, 0, {"union": 0.9, "clean": 0.9})
+        assert not ledger.judged(second.number, 0, {"union": 0.1, "clean": 0.9})  # the worse of two
+        assert not ledger.judged(first.number, 1, {"union": 0.8, "clean": 0.9})  # its last rung
+        assert not ledger.judged(first.number, 1, {"union": 0.8, "clean": 0.9})
+        states = [t.state for t in ledger.study.get_trials() if t.number in (first.number, second.number)]
+        assert states == [TrialState.COMPLETE, TrialState.PRUNED]
+        assert ledger.over()
+
+
+@pytest.mark.parametrize(("line", "says"), [({"wandb": {}}, "pip install wandb"), ({"mlflow": {}}, "pip install mlflow")])
+def test_a_logger_that_is_not_installed_is_named(line: dict[str, Any], says: str) -> None:
+    if find_spec(next(iter(line))) is not None:
+        pytest.skip(f"{next(iter(line))} is installed here")
+    with pytest.raises(UserError, match=says):
+        loggers(Sweep.model_validate({**SWEEP, **line}))
 
 
 def test_running_it_again_runs_nothing(shared_and_killed: Path, ray_session: Session) -> None:
