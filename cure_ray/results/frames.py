@@ -172,7 +172,7 @@ def load(
         check_complete(stores, verdicts)
     local = [Path(store.root) for store in stores if "://" not in store.root]
     named = [Path(str(p)) for p in paths if "://" not in str(p)]
-    known = find_runs(dict.fromkeys([*runs, *named, *(root.parent / "runs" for root in local)]))
+    known = find_runs(dict.fromkeys([*runs, *named, *(root.parent / beside for root in local for beside in ("runs", "sweep"))]))
     known = find_runs(dict.fromkeys(root.parent for root in local), levels=2) | known  # neighbours; no deeper, it may be anybody's home
     infos = {}
     for digest in map(str, verdicts["checkpoint_digest"].unique()):

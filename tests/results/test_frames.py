@@ -1,6 +1,7 @@
 """Stores on disk to studies: what is found, and the sentence for everything that is not right."""
 
 import json
+import shutil
 from pathlib import Path
 
 import fabricate
@@ -49,10 +50,12 @@ def test_the_tables_do_not_depend_on_how_rows_are_cut_into_shards(root: Path, tm
 
 
 def test_training_runs_beside_the_results_are_found(root: Path) -> None:
-    stores.write_run(root.parent / "runs" / "max", stores.experiment("max"))
-    entry = load(root).study.entries[0]
-    assert entry.info.directory == root.parent / "runs" / "max"
-    assert entry.info.hardware["processor"] == "a CPU"
+    for where in (Path("runs") / "max", Path("sweep") / "trials" / "0001"):
+        stores.write_run(root.parent / where, stores.experiment("max"))
+        entry = load(root).study.entries[0]
+        assert entry.info.directory == root.parent / where
+        assert entry.info.hardware["processor"] == "a CPU"
+        shutil.rmtree(root.parent / where)
 
 
 # ---------------------------------------------------------------- bad input
