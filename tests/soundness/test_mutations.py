@@ -76,7 +76,7 @@ def spread(every: int) -> list:
     return [(a, m) for a, m, i in found if i % every == 0], [(a, m) for a, m, i in found if i % every]
 
 
-FAST, LONG = spread(5)  # the first always run; the others with `make soundness`
+FAST, LONG = spread(8)  # the first always run; the others with `make soundness`
 
 
 @pytest.mark.parametrize(("area", "mistake"), FAST, ids=lambda m: m[0] if isinstance(m, tuple) else m)
