@@ -71,12 +71,13 @@ class LedgerScheduler(FIFOScheduler):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger = ledger
+        self.ledger, self.unsound = ledger, ""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         number = trial.config["trial"]
         if UNSOUND in result:
-            raise SoundnessError(result[UNSOUND])
+            self.unsound = result[UNSOUND]
+            raise SoundnessError(self.unsound)
         if FAILED in result:
             self.ledger.failed(number, result[FAILED])
             return TrialScheduler.STOP
@@ -140,13 +141,13 @@ def run_trials(driver: Driver, ledger: Ledger, need: NeedOf, capacity: Callable[
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    callbacks = loggers(ledger.sweep)
+    callbacks, scheduler = loggers(ledger.sweep), LedgerScheduler(ledger)
     trainable = tune.with_resources(_function(driver), {"CPU": 0, "memory": 1})  # nothing, in the only way Tune accepts it
     tuner = tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             search_alg=LedgerSearcher(ledger, need, capacity),
-            scheduler=LedgerScheduler(ledger),
+            scheduler=scheduler,
             num_samples=-1,
             reuse_actors=False,
             trial_name_creator=_name,
@@ -161,7 +162,12 @@ def run_trials(driver: Driver, ledger: Ledger, need: NeedOf, capacity: Callable[
             verbose=0,
         ),
     )
-    tuner.fit()
+    try:
+        tuner.fit()
+    except tune.TuneError:
+        if scheduler.unsound:  # Tune wraps what its schedulers raise
+            raise SoundnessError(scheduler.unsound) from None
+        raise
 
 
 def _function(driver: Driver) -> Callable[[dict[str, Any]], None]:
