@@ -1,4 +1,4 @@
-"""The ladder Max, Max + bound alignment, Max + BA + gradient projection (12.3): what each step adds, all else equal."""
+"""The ladder Max, Max + bound alignment, Max + BA + gradient projection (12.3), and GP alone: what each step adds, all else equal."""
 
 from collections import defaultdict
 from typing import Any
@@ -10,7 +10,9 @@ from cure_ray.results.statistics import holm
 from cure_ray.results.study import Entry, RunInfo, Study, flatten
 from cure_ray.results.tables import decomposition_summary, main_decomposition, seed_table
 
-STEPS = ("Max", "Max + BA", "Max + BA + GP")
+STEPS = ("Max", "Max + BA", "Max + GP", "Max + BA + GP")
+BELOW = {"Max": (), "Max + BA": ("Max",), "Max + GP": ("Max",), "Max + BA + GP": ("Max + BA", "Max + GP", "Max")}
+"""What a step is compared with: the first of these that was run."""
 _STEP_FIELDS = ("training.method", "training.eta", "training.beta", "training.projection", "training.align")
 _NAMES = ("name", "origin", "seed", "execution.", "certification.", "training.start_from")
 
@@ -19,10 +21,11 @@ def step(info: RunInfo) -> str:
     """Which rung of the ladder a run is; empty if none."""
     if info.method == "max":
         return STEPS[0]
-    if info.method != "scratch" or not info.setting("training.eta"):
+    if info.method != "scratch":
         return ""
     projects = info.setting("training.projection") is not False and (info.setting("training.beta") or 0) > 0
-    return STEPS[2] if projects else STEPS[1]
+    aligns = bool(info.setting("training.eta"))
+    return "Max" + (" + BA" if aligns else "") + (" + GP" if projects else "") if aligns or projects else ""
 
 
 def ladders(study: Study) -> list[pd.DataFrame]:
@@ -49,12 +52,11 @@ def _ladder(entries: list[Entry]) -> pd.DataFrame:
     table.insert(0, "step", table["method"].map(steps))
     found, tests = by_seed(own.entries, "union"), dict[str, dict[str, Any]]()
     for method in found:
-        below = [m for m in found if STEPS.index(steps[m]) == STEPS.index(steps[method]) - 1]
-        below = [m for m in below if steps[m] == STEPS[0] or eta[m] == eta[method]]
+        below = [m for name in BELOW[steps[method]] for m in found if steps[m] == name and (name != "Max + BA" or eta[m] == eta[method])]
         test = compare_pooled(found, method, below[0], own.settings[0]) if below else None
         if test is not None:
-            tests[method] = test | {"below": below[0]}
+            tests[method] = test | {"below": below[0], "below_step": steps[below[0]]}
     adjusted = dict(zip(tests, holm([t["p"] for t in tests.values()]), strict=True))
-    for column in ("below", "difference", "difference_sd", "only_a", "only_b", "p"):
+    for column in ("below", "below_step", "difference", "difference_sd", "only_a", "only_b", "p"):
         table[column] = [tests.get(m, {}).get(column) for m in table["method"]]
     return table.assign(p_holm=[adjusted.get(m) for m in table["method"]])

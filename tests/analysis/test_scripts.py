@@ -46,7 +46,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs |= {f"beta{v}": stores.experiment("scratch", beta=v) for v in (0.0, 1.0)}
     runs |= {f"alpha{v}": stores.experiment("joint", alpha=v) for v in (0.0, 1.0)}
     runs |= {f"lambda{v}": stores.experiment("l2", lambda_2=v) for v in (1e-4, 1e-2)}
-    runs |= {"ba": stores.experiment("scratch", projection=False)}
+    runs |= {"ba": stores.experiment("scratch", projection=False), "gp": stores.experiment("scratch", eta=0.0)}
     base = fabricate.verdicts(0, 12, tuple(runs))
     more = [base]
     for eps in (0.05, 0.2):
@@ -134,12 +134,15 @@ def test_it_writes_tables_and_figures_from_a_rich_store(name: str, made: Callabl
 def test_the_ladder_joins_only_runs_that_differ_in_nothing_else_and_its_errors_add_up(made: Callable[[str], Path]) -> None:
     folder = made("ba_gp_ablation")
     table = pd.read_csv(folder / "ba_gp_0.csv")
-    assert list(dict.fromkeys(table["step"])) == ["Max", "Max + BA", "Max + BA + GP"]
+    assert list(dict.fromkeys(table["step"])) == ["Max", "Max + BA", "Max + GP", "Max + BA + GP"]
     assert (table["R_r"] + table["R_align"]).tolist() == pytest.approx((100 - table["union"]).tolist())
-    plain = table.set_index("method").loc["CURE-Scratch [projection=False]"]
-    assert plain["below"] == "CURE-Max"
-    assert plain["difference"] == pytest.approx(plain["union"] - table.set_index("method").loc["CURE-Max", "union"])
-    assert "| Max + BA | CURE-Scratch [projection=False] |" in (folder / "ba_gp_0.md").read_text()
+    rows = table.set_index("method")
+    assert set(rows.loc[rows["step"] == "Max + BA", "below"]) == {"CURE-Max"}
+    assert set(rows.loc[rows["step"] == "Max + GP", "below"]) == {"CURE-Max"}
+    assert rows.loc["CURE-Scratch", "below_step"] == "Max + BA"
+    (plain,) = table[table["method"] == "CURE-Scratch [projection=False]"].to_dict("records")
+    assert plain["difference"] == pytest.approx(plain["union"] - rows.loc["CURE-Max", "union"])
+    assert f"| Max + BA | {plain['method']} |" in (folder / "ba_gp_0.md").read_text()
 
 
 def test_the_decomposition_is_a_table_of_methods_with_deviations_over_seeds(made: Callable[[str], Path]) -> None:
@@ -168,7 +171,7 @@ def test_the_main_table_compares_with_the_named_baseline(
 
 def test_the_eta_curve_mixes_no_other_setting(made: Callable[[str], Path]) -> None:
     table = pd.read_csv(made("eta_curve") / "eta_curve_0.csv")
-    assert table[["eta", "seeds"]].to_numpy().tolist() == [[0.5, 1], [2.0, 3], [4.0, 1]]
+    assert table[["eta", "seeds"]].to_numpy().tolist() == [[0.0, 1], [0.5, 1], [2.0, 3], [4.0, 1]]
 
 
 def test_the_varied_radius_replaces_only_its_own_norm(made: Callable[[str], Path]) -> None:
