@@ -9,8 +9,8 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
-    "errors", "norms", "metrics", "config", "seeding", "_torchvision_compat", "datafiles", "datasets", "networks", "threats", "bounds", "attacks",
-    "training", "checkpoints", "export", "certify", "results", "progress", "run", "cluster", "commands", "cli", "__main__",
+    "errors", "norms", "metrics", "config", "seeding", "_torchvision_compat", "datafiles", "datasets", "networks", "threats", "bounds",
+    "attacks", "training", "checkpoints", "export", "certify", "results", "progress", "run", "cluster", "commands", "cli", "__main__",
 )  # fmt: skip
 OUTSIDE = {
     "ray": {"cluster"},
