@@ -20,8 +20,6 @@ COMMON: dict[str, Any] = {
     "preset": "mnist-small",
     "scale": 0.3,
     "dataset": {"train_samples": 6000, "validation": 1000},
-    "network": {"name": "conv-small", "width": 0.5},
-    "threats": {"linf": 0.1, "l2": 0.35, "l1": 0.7},
     "training": {"batch_size": 128, "lr": 1e-3},
     "certification": {"samples": 500},
 }
@@ -42,11 +40,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def experiment(variant: str, seed: int, out: Path) -> dict[str, Any]:
+def experiment(variant: str, seed: int, out: Path, width: float, radii: list[float]) -> dict[str, Any]:
     training = {**COMMON["training"], **VARIANTS[variant]}
     if variant == "finetune":
         training["start_from"] = str(out / "runs" / f"linf-seed{seed}")
-    return {**COMMON, "name": variant, "seed": seed, "training": training}
+    setting = {"network": {"name": "conv-small", "width": width}, "threats": dict(zip(("linf", "l2", "l1"), radii, strict=True))}
+    return {**COMMON, **setting, "name": variant, "seed": seed, "training": training}
 
 
 def cure_ray(*arguments: str) -> None:
@@ -58,6 +57,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory for runs and results")
     parser.add_argument("--data-dir", help="where MNIST is (see `cure-ray data`)")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--width", type=float, default=0.5, help="of conv-small")
+    parser.add_argument("--radii", type=float, nargs=3, default=[0.1, 0.35, 0.7], metavar=("LINF", "L2", "L1"))
     parser.add_argument("--workers", type=int, default=1, help="certify on so many Ray workers")
     parser.add_argument("--only", nargs="*", choices=[*VARIANTS], default=[*VARIANTS], help="a subset of the variants")
     parser.add_argument("--stage", choices=["train", "certify", "all"], default="all")
@@ -68,7 +69,7 @@ def main() -> None:
     runs = [(variant, seed) for seed in range(options.seeds) for variant in options.only]
     for variant, seed in runs if options.stage != "certify" else []:
         file = described / f"{variant}-seed{seed}.yaml"
-        file.write_text(yaml.safe_dump(experiment(variant, seed, options.out), sort_keys=False))
+        file.write_text(yaml.safe_dump(experiment(variant, seed, options.out, options.width, options.radii), sort_keys=False))
         cure_ray("train", str(file), "--out", str(options.out / "runs" / f"{variant}-seed{seed}"), "--resume", "--quiet", *data)
     if options.stage != "train":
         where = [str(options.out / "runs" / f"{variant}-seed{seed}") for variant, seed in runs]
