@@ -81,11 +81,13 @@ def claim_directory(directory: Path, experiment: Experiment, resume: bool) -> No
         if done and not resume:
             raise UserError(f"{directory} already holds this run up to {done[-1].name}. Add --resume to continue, or choose another --out.")
         return
-    if directory.exists() and any(directory.iterdir()):
+    partial = directory / ".experiment.yaml.partial"  # may be left by a process that died right here
+    if directory.exists() and any(path != partial for path in directory.iterdir()):
         raise UserError(f"{directory} is not empty and was not written by `cure-ray train`. Choose another --out.")
     try:
-        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-        described.write_text(dump_experiment(experiment))
+        directory.mkdir(parents=True, exist_ok=True)
+        partial.write_text(dump_experiment(experiment))
+        partial.replace(described)
     except OSError as error:
         raise UserError(f"cannot write to {directory}: {error.strerror}. Choose another --out.") from None
 

@@ -6,6 +6,7 @@ waiting for others could deadlock a full cluster. Light on imports: torch is loa
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +95,14 @@ class _EndedError(Exception):
 def _run_legs(legs: Mapping[int, Leg], resources: Row, report: Report) -> dict[int, Row]:
     """All legs to their end, those whose process dies again and again; meanwhile every epoch that all of them have finished."""
     runs = [leg.directory for leg in legs.values()]
-    seen, values, deaths = last_epoch(runs), dict[int, Row](), dict.fromkeys(legs, 0)
+    seen, values, ends = last_epoch(runs), dict[int, Row](), Counter[tuple[int, bool]]()
     flying = {submit(leg, resources): seed for seed, leg in legs.items()}
     try:
         while flying:
             ready, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
             for ref in ready:
                 seed = flying.pop(ref)
-                result = _result(ref, seed, deaths, report)
+                result = _result(ref, seed, ends, report)
                 if result is None:
                     flying[submit(legs[seed], resources)] = seed
                 elif result.failed:
@@ -143,8 +144,8 @@ def _judge_trained(trained: LegResult, leg: Leg) -> LegResult:
     return trained if trained.failed else judge_leg(leg)
 
 
-def _result(ref: Any, seed: int, deaths: dict[int, int], report: Report) -> LegResult | None:
-    """A leg's result; None if its process died and it is worth another try."""
+def _result(ref: Any, seed: int, ends: Counter[tuple[int, bool]], report: Report) -> LegResult | None:
+    """A leg's result; None if its process died or raised and it is worth another try. `ends` counts both, per seed and apart."""
     try:
         result: LegResult = ray.get(ref)
         return result
@@ -153,10 +154,11 @@ def _result(ref: Any, seed: int, deaths: dict[int, int], report: Report) -> LegR
     if isinstance(cause, SoundnessError):
         raise _EndedError({UNSOUND: str(cause)})
     kind, ours = type(cause).__name__, not isinstance(cause, ray.exceptions.RayError)
-    deaths[seed] += 1
-    if deaths[seed] > (MAX_ERRORS if ours else MAX_DEATHS):
-        raise _EndedError({FAILED: f"{kind}: {str(cause).strip().splitlines()[-1][:300]}"})
-    report({NOTE: f"a worker died ({kind}), continued from its last checkpoint"})
+    ends[seed, ours] += 1
+    if ends[seed, ours] > (MAX_ERRORS if ours else MAX_DEATHS):
+        lines = str(cause).strip().splitlines() or ["it gives no reason"]
+        raise _EndedError({FAILED: f"{kind}: {lines[-1][:300]}"})
+    report({NOTE: f"a worker {'failed' if ours else 'died'} ({kind}), continued from its last checkpoint"})
     return None
 
 

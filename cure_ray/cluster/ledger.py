@@ -27,7 +27,7 @@ from cure_ray.cluster.study import (
     make_sampler,
     open_study,
     orphans,
-    process_gone,
+    seems_gone,
     suggest,
     survives,
 )
@@ -83,7 +83,8 @@ class Ledger:
     def next(self) -> Proposal | None:
         """What a dead call left, else something new, else None: nothing for now."""
         with locked(self.directory):
-            found = next(filter(None, map(self._adopt, orphans(self.study, self.directory))), None)
+            left = [t for t in orphans(self.study, self.directory) if t.number not in self.live]  # we may have been suspended ourselves
+            found = next(filter(None, map(self._adopt, left)), None)
             if found is None and time.time() < self.deadline and not self.exhausted:
                 found = self._propose()
         if found is not None:
@@ -91,15 +92,15 @@ class Ledger:
         return found
 
     def over(self) -> bool:
-        """Whether there is nothing to wait for: no trial of ours, and none whose call has lost its process and is about to be free."""
+        """Whether there is nothing to wait for: no trial of ours, and none whose call seems gone, so that it is about to be free."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return not self.live and not any(process_gone(self.directory, t.user_attrs.get(OWNER, -1)) for t in running)
+        return not self.live and not any(seems_gone(self.directory, t.user_attrs.get(OWNER, -1)) for t in running)
 
     def _propose(self) -> Proposal | None:
         for _ in range(MAX_DUPLICATES):
             waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             if not waiting and self.sweep.search == "grid":
-                break
+                return None
             if self.sweep.trials is not None and counted(self.study) >= self.sweep.trials:
                 return None
             asked = self.study.ask()
@@ -125,10 +126,8 @@ class Ledger:
         return Proposal(number, point, experiment, rung_epochs(experiment, self.sweep), rung)
 
     def _twin(self, proposal: Proposal) -> FrozenTrial | None:
-        trials = self.study.get_trials(deepcopy=False)
-        return next(
-            (t for t in trials if t.number != proposal.number and t.user_attrs.get("identity") == proposal.experiment.config_hash), None
-        )
+        trials = (t for t in self.study.get_trials(deepcopy=False) if t.number != proposal.number and "duplicate_of" not in t.user_attrs)
+        return next((t for t in trials if t.user_attrs.get("identity") == proposal.experiment.config_hash), None)
 
     def _repeat(self, asked: optuna.Trial, twin: FrozenTrial) -> None:
         """Proposed again: give the sampler the known answer, and run nothing."""
@@ -145,6 +144,7 @@ class Ledger:
             self.study.tell(frozen.number, state=TrialState.FAIL)
             if "fixed_params" in frozen.system_attrs:
                 self.study.enqueue_trial(frozen.system_attrs["fixed_params"])
+                self.exhausted = False
             return None
         handle.set_user_attr(OWNER, self.me)
         self.say(f"trial {frozen.number}: continued, its call has ended")
@@ -155,7 +155,7 @@ class Ledger:
     def judged(self, number: int, rung: int, mean: Mapping[str, float]) -> bool:
         """Note the objective at a rung; whether the trial goes on. A rung that is reported again after a crash changes nothing."""
         proposal = self.live.get(number)
-        if proposal is None:
+        if proposal is None or self._lost(number):
             return False
         handle, reported = self._handle(number), self.study.trials[number].intermediate_values
         if reported and rung < max(reported):
@@ -176,9 +176,18 @@ class Ledger:
         return False
 
     def failed(self, number: int, reason: str) -> None:
-        if self.live.pop(number, None) is not None:
+        if number in self.live and not self._lost(number):
+            del self.live[number]
             self._fail(number, reason)
             self.say(f"trial {number} failed: {reason}")
+
+    def _lost(self, number: int) -> bool:
+        """Whether another call has taken it over: ours was silent for so long that it counted as dead."""
+        if self.study.trials[number].user_attrs.get(OWNER) == self.me:
+            return False
+        del self.live[number]
+        self.say(f"trial {number}: left to another call, which took it over")
+        return True
 
     def _survives(self, number: int, rung: int, value: float) -> bool:
         """Among all calls' trials, so that two calls halve one field of competitors and not each its own."""

@@ -1,12 +1,13 @@
 """Repair of a results store: throw away what fsck named, and compute exactly what is missing then, to the same bytes."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cure_ray.certify.perturbations import parse_any_threats
 from cure_ray.certify.runner import Samples
-from cure_ray.certify.settings import CascadeSettings, Job, plan
+from cure_ray.certify.settings import CascadeSettings, Job, Shard, plan
 from cure_ray.checkpoints import load_checkpoint
 from cure_ray.cluster.shards import Subject, certify_shards
 from cure_ray.config import Experiment
@@ -96,8 +97,11 @@ def _recompute(store: Store, goal: Mapping[str, Any], workers: int, data_dir: st
         raise UserError(f"the {job.split} images of {job.dataset} here are not those that were certified (digest {samples.digest})")
     bundles = Path(store.root if "://" not in store.root else ".").absolute() / "soundness-failure"
     threats = _threats(store, goal, loaded.experiment)
-    indices = sorted({i for wanted in goal["threats"].values() for i in wanted})
-    done = store.begin(job, threats, indices, about)
-    shards = plan(job, threats, indices, done, job.settings.batch)
+    shards, alike = list[Shard](), defaultdict[tuple[int, ...], list[Any]](list)
+    for threat in threats:  # one that was wanted for fewer samples than another gets no more of them now
+        alike[tuple(sorted(goal["threats"][str(threat)]))].append(threat)
+    for indices, group in alike.items():
+        done = store.begin(job, group, indices, about)
+        shards += plan(job, group, indices, done, job.settings.batch)
     certify_shards(store, [(Subject(loaded.network, samples, job.engine, job.seed, bundles), shards)], workers, address=address)
     store.compact(job, threats)

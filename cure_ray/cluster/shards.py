@@ -161,15 +161,15 @@ def certify_shards(
                     worker, shard = flying.pop(ref)
                     try:
                         done: Done = ray.get(ref)
-                    except ray.exceptions.RayActorError as error:
+                    except ray.exceptions.RayTaskError as error:
+                        raise _ours(error) from None
+                    except ray.exceptions.RayError as error:  # the worker, or the node that still held its result, is gone
                         deaths[shard.name] += 1
                         if deaths[shard.name] >= MAX_DEATHS:
                             raise RuntimeError(_hopeless(shard, error)) from None
                         queue.waiting.append(shard)
                         idle.append(actor.remote(device, threads))
                         continue
-                    except ray.exceptions.RayTaskError as error:
-                        raise _ours(error) from None
                     finished.append((shard, done))
                     queue.learn(shard, done.seconds)
                     if queue.waiting:  # give the worker its next shard before writing this one

@@ -45,7 +45,8 @@ def claim(directory: Path, sweep: Sweep) -> None:
                 f"{sweep.identity[:8]}). Choose another --out, or continue the one there: cure-ray sweep {described} --out {directory}"
             )
         return
-    if directory.exists() and any(directory.iterdir()):
+    ours = (SUBMISSIONS, TRIALS)  # of a call that is at this place now, or died here
+    if directory.exists() and any(p.name not in ours and not p.name.startswith(f".{SWEEP}.") for p in directory.iterdir()):
         raise UserError(f"{directory} is not empty and was not written by `cure-ray sweep`. Choose another --out.")
     try:
         for name in (SUBMISSIONS, TRIALS):
@@ -203,10 +204,10 @@ def is_alive(directory: Path, number: int) -> bool:
     return found is not None and found[1] < (SILENCE if _process_exists(found[0]) else GRACE)
 
 
-def process_gone(directory: Path, number: int) -> bool:
-    """Whether its trials are there for the taking, now or within seconds."""
+def seems_gone(directory: Path, number: int) -> bool:
+    """Whether its trials are there for the taking, now or as soon as it counts as dead; one that was only slow will be heard of again."""
     found = _about(directory, number)
-    return found is None or not _process_exists(found[0])
+    return found is None or found[1] >= GRACE or not _process_exists(found[0])
 
 
 def live_submissions(directory: Path) -> list[int]:

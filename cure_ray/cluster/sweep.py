@@ -11,9 +11,11 @@ from cure_ray.cluster.driver import Driver
 from cure_ray.cluster.layout import SWEEP, TRIALS
 from cure_ray.cluster.ledger import Ledger, Say, ranked
 from cure_ray.cluster.session import Need, fitting, live_nodes, require, session
-from cure_ray.cluster.space import Sweep, experiment_at, grid_points, load_sweep
+from cure_ray.cluster.space import Sweep, base_data, experiment_at, grid_points, load_sweep
 from cure_ray.cluster.study import claim, counted, open_study, submission
 from cure_ray.cluster.trial import need_of
+from cure_ray.config import resolve
+from cure_ray.datasets import load_dataset
 from cure_ray.errors import UserError
 from cure_ray.run import StoppedError, stop_on_signals
 
@@ -39,8 +41,10 @@ def run_sweep(
     data_dir = data_dir or os.environ.get("CURE_RAY_DATA")
     data = str(Path(data_dir).absolute()) if data_dir else None
     say: Say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
+    load_dataset(resolve(base_data(sweep)).dataset, "validation", data)  # fetched once; missing, it would fail every trial for good
     claim(directory, sweep)
-    with session(address) as where, submission(directory, {"sweep": sweep.name}) as me, stop_on_signals() as stop:
+    # The submission ends last: its trials are free for other calls once the session has ended their processes.
+    with submission(directory, {"sweep": sweep.name}) as me, session(address) as where, stop_on_signals() as stop:
         from cure_ray.cluster.tuning import run_trials  # once a session is open: importing Tune reads Ray's environment
 
         ledger = Ledger(sweep, directory, me.number, say)

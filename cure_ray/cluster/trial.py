@@ -9,6 +9,8 @@ import socket
 import time
 from pathlib import Path
 
+from ray.exceptions import WorkerCrashedError
+
 from cure_ray.checkpoints import resolve_checkpoint
 from cure_ray.cluster.driver import Leg, LegResult
 from cure_ray.cluster.judge import judge
@@ -19,7 +21,7 @@ from cure_ray.cluster.workers import train_parallel
 from cure_ray.config import Experiment
 from cure_ray.errors import UserError
 from cure_ray.metrics import read_metrics
-from cure_ray.run import train_run
+from cure_ray.run import StoppedError, train_run
 
 JUDGED = "objective.jsonl"
 
@@ -60,6 +62,8 @@ def train_leg(leg: Leg) -> LegResult:
             train_run(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
     except UserError as error:
         return LegResult({}, str(error))
+    except StoppedError as stopped:  # a signal to this process (preemption): for those who wait for it, a death like any other
+        raise WorkerCrashedError from stopped
     finally:
         note.unlink(missing_ok=True)
     return LegResult({})

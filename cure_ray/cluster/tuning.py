@@ -27,6 +27,7 @@ from cure_ray.errors import SoundnessError, UserError
 ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # its CSV and JSON repeat our metrics.jsonl
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the scheduler below says what happened
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 NeedOf = Callable[[Experiment], Need]
@@ -36,12 +37,13 @@ PAUSE = 1.0  # seconds between looks at the study while there is nothing to star
 class LedgerSearcher(Searcher):
     """Configurations from the ledger, as many at once as the cluster holds."""
 
-    def __init__(self, ledger: Ledger, need: NeedOf, capacity: Callable[[], int]) -> None:
+    def __init__(self, ledger: Ledger, need: NeedOf, capacity: Callable[[], int], check: Callable[[], None]) -> None:
         super().__init__()
-        self.ledger, self.need, self.capacity = ledger, need, capacity
+        self.ledger, self.need, self.capacity, self.check = ledger, need, capacity, check
         self.numbers, self.looked = dict[str, int](), 0.0
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]  # FINISHED is a string
+        self.check()  # while no trial runs Tune asks here again and again, and does not come to its stopper
         if time.monotonic() - self.looked < PAUSE:
             return None
         full = len(self.ledger.live) * len(self.ledger.sweep.seeds) >= self.capacity()
@@ -57,7 +59,9 @@ class LedgerSearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self.numbers.pop(trial_id, None)
         if number is not None:  # a trial that was judged or failed in the ordinary way is no longer live
-            self.ledger.failed(number, f"its process died more than {MAX_DEATHS} times" if error else "it ended without a result")
+            log = f"{TUNE}/{self.ledger.me:04d}/trial-{number:04d}/error.txt"
+            died = f"its process failed more than {MAX_DEATHS} times; see {log} in the sweep's directory"
+            self.ledger.failed(number, died if error else "it ended without a result")
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the study is the state."""
@@ -87,6 +91,10 @@ class LedgerScheduler(FIFOScheduler):
             return TrialScheduler.CONTINUE
         values = {k.removeprefix(f"{OBJECTIVE}/"): v for k, v in result.items() if k.startswith(f"{OBJECTIVE}/")}
         return TrialScheduler.CONTINUE if self.ledger.judged(number, result[RUNG], values) else TrialScheduler.STOP
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        if trial.should_recover():
+            self.ledger.say(f"trial {trial.config['trial']}: its process failed, started again")
 
 
 class SignalStopper(Stopper):
@@ -146,7 +154,7 @@ def run_trials(driver: Driver, ledger: Ledger, need: NeedOf, capacity: Callable[
     tuner = tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            search_alg=LedgerSearcher(ledger, need, capacity),
+            search_alg=LedgerSearcher(ledger, need, capacity, stop),
             scheduler=scheduler,
             num_samples=-1,
             reuse_actors=False,
