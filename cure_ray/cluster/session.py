@@ -23,7 +23,8 @@ EMBEDDED_ENVIRONMENT = {
     # Despite its name: with 0 a node's address is 127.0.0.1 on every system, and Ray's servers then bind to loopback alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-AUTOSCALING = "CURE_RAY_AUTOSCALING"  # set by cluster.yaml: resources that are not here yet may still come
+# Set by cluster.yaml: what a cluster that starts with nothing may grow to, "8xCPU:8,GPU:1" (several kinds with ";"), or "1": unknown.
+AUTOSCALING = "CURE_RAY_AUTOSCALING"
 OBJECT_STORE_BYTES = 1 << 29  # states of networks and rows of shards; nothing large lives there
 
 
@@ -100,7 +101,9 @@ def session(address: str | None = None, cpus: int | None = None, dashboard: bool
     opened = not ray.is_initialized()
     embedded = _connect(address, cpus, dashboard) if opened else ray.get_runtime_context().gcs_address.startswith("127.0.0.1")
     try:
-        yield Session(embedded, ray.get_runtime_context().gcs_address, dict(api.cluster_resources()))
+        resources = dict(api.cluster_resources())
+        resources["GPU"] = max(resources.get("GPU", 0.0), sum(node.get("GPU", 0.0) for node in grown_nodes()))
+        yield Session(embedded, ray.get_runtime_context().gcs_address, resources)
     finally:
         if opened:
             ray.shutdown()
@@ -128,16 +131,32 @@ def fitting(need: Need, nodes: list[Mapping[str, float]]) -> int:
     return total
 
 
-def live_nodes() -> list[Mapping[str, float]]:
+def grown_nodes() -> list[Mapping[str, float]]:
+    """The nodes of the cluster at its largest, as far as the environment says."""
+    text = os.environ.get(AUTOSCALING, "").replace(" ", "")
+    nodes: list[Mapping[str, float]] = []
+    for kind in text.split(";") if text not in ("", "1") else ():
+        count, _, resources = kind.partition("x")
+        try:
+            node = {name: float(amount) for name, amount in (pair.split(":") for pair in resources.split(","))}
+            nodes += [node] * int(count)
+        except ValueError:
+            raise UserError(f"{AUTOSCALING}={text!r} is not understood; it should say how far the cluster grows: 8xCPU:8,GPU:1") from None
+    return nodes
+
+
+def usable_nodes() -> list[Mapping[str, float]]:
+    """What the cluster has, or what it may grow to if that is more."""
     import ray
 
     api: Any = ray
-    return [node["Resources"] for node in api.nodes() if node["Alive"]]
+    live = [node["Resources"] for node in api.nodes() if node["Alive"]]
+    return max(live, grown_nodes(), key=lambda nodes: sum(n.get("CPU", 0.0) + n.get("GPU", 0.0) for n in nodes))
 
 
 def require(need: Need, what: str) -> None:
     """Refuse at once what the cluster can never give; Ray itself would wait for ever."""
-    nodes = live_nodes()
+    nodes = usable_nodes()
     if fitting(need, nodes) >= need.workers or os.environ.get(AUTOSCALING) == "1":
         return
     has = "; ".join(f"{n.get('CPU', 0):g} CPUs" + (f", {n['GPU']:g} GPUs" if n.get("GPU") else "") for n in nodes)

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial
 from cure_ray.cluster.driver import Driver
 from cure_ray.cluster.layout import SWEEP, TRIALS
 from cure_ray.cluster.ledger import Ledger, Say, ranked
-from cure_ray.cluster.session import Need, fitting, live_nodes, require, session
+from cure_ray.cluster.session import Need, fitting, require, session, usable_nodes
 from cure_ray.cluster.space import Sweep, base_data, experiment_at, grid_points, load_sweep
 from cure_ray.cluster.study import claim, counted, open_study, submission
 from cure_ray.cluster.trial import need_of
@@ -52,7 +52,7 @@ def run_sweep(
         require(need, f"a trial of {sweep.name}")
 
         def capacity() -> int:
-            return sweep.concurrency or max(1, fitting(need, live_nodes()) // need.workers)
+            return sweep.concurrency or max(1, fitting(need, usable_nodes()) // need.workers)
 
         say(f"sweep {sweep.name}: {capacity()} trainings at once, {counted(ledger.study)} trials there already, in {directory}")
         try:

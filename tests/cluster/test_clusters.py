@@ -1,6 +1,7 @@
 """Clusters: the files that ship, a job on a real head with tokens, the doctor, and who listens where."""
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import yaml
 from cluster_helpers import own_processes
 
 from cure_ray.cluster.doctor import diagnose
-from cure_ray.cluster.session import Session
+from cure_ray.cluster.session import AUTOSCALING, Need, Session, fitting, grown_nodes, require, session, usable_nodes
 from cure_ray.cluster.submit import EXCLUDES, entrypoint, project_root, submit_sweep
+from cure_ray.cluster.trial import need_of
 from cure_ray.cluster.validate import validate_cluster
 from cure_ray.config import resolve
 from cure_ray.errors import UserError
@@ -54,6 +56,35 @@ def test_workers_scale_from_zero_and_the_rayjob_matches_our_ray() -> None:
     assert (job["kind"], job["spec"]["rayClusterSpec"]["rayVersion"]) == ("RayJob", ray.__version__)
     assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
     assert set(EXCLUDES) <= set((ROOT / ".rayignore").read_text().split())
+
+
+def test_both_clusters_say_how_far_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "cluster.yaml").read_text()
+    gpu = yaml.safe_load(text)["available_node_types"]["gpu"]
+    monkeypatch.setenv(AUTOSCALING, re.findall(rf"{AUTOSCALING}=(\S+)", text)[0])
+    assert grown_nodes() == [gpu["resources"]] * gpu["max_workers"]
+    assert len(set(re.findall(rf"{AUTOSCALING}=(\S+)", text))) == 1  # head and workers
+    spec = yaml.safe_load((ROOT / "deploy" / "kuberay-rayjob.yaml").read_text())["spec"]["rayClusterSpec"]
+    (environment,) = [c["env"] for c in spec["headGroupSpec"]["template"]["spec"]["containers"]]
+    monkeypatch.setenv(AUTOSCALING, next(e["value"] for e in environment if e["name"] == AUTOSCALING))
+    assert len(grown_nodes()) == spec["workerGroupSpecs"][0]["maxReplicas"]
+
+
+def test_gpus_that_are_not_here_yet_are_planned_for(ray_session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = resolve({"preset": "smoke", "training": {"method": "linf"}})
+    with session() as where:
+        assert need_of(experiment, where.gpus).gpus == 0
+    monkeypatch.setenv(AUTOSCALING, "3xCPU:4,GPU:2; 1xCPU:64")
+    with session() as where:
+        assert where.gpus == 6
+        need = need_of(experiment, where.gpus)
+        assert (need.gpus, fitting(need, usable_nodes())) == (1, 6)
+        require(Need(6, 1, 1), "six workers")
+        with pytest.raises(UserError, match="room for 6"):
+            require(Need(7, 1, 1), "seven workers")
+    monkeypatch.setenv(AUTOSCALING, "many")
+    with pytest.raises(UserError, match="8xCPU:8,GPU:1"):
+        grown_nodes()
 
 
 def test_embedded_sessions_listen_on_loopback_only(ray_session: Session) -> None:
