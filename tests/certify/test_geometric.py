@@ -1,17 +1,20 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cure_ray.bounds.interval_images import build_warps, pixel_columns, rows_of, transformed
 from cure_ray.bounds.native import NativeEngine
+from cure_ray.certify import geometric
 from cure_ray.certify.boxes import BoxDomain, box_margins, proven, separate_margins
 from cure_ray.certify.cells import starting_cells
 from cure_ray.certify.geometric import GeometricSettings, certify_geometric
 from cure_ray.certify.verdict import Status
 from cure_ray.config.transforms import Cell, Transformation, parse_transformation
-from cure_ray.errors import UserError
+from cure_ray.errors import SoundnessError, UserError
+from cure_ray.networks import Network
 from cure_ray.threats import Threat
 from tests.certify.perturbation_tools import digits_network
 
@@ -260,3 +263,33 @@ def test_ranges_that_differ_have_names_that_differ() -> None:
     assert parse_transformation("R(10)").text == "R(10)"
     assert parse_transformation("R(10.000001)").text != parse_transformation("R(10)").text
     assert parse_transformation(parse_transformation("R(10.000001)").text).text == parse_transformation("R(10.000001)").text
+
+
+def _darkness(bias: float) -> Network:
+    """On 4 x 4 images: class 0 by the bias, minus 4 per unit of brightness."""
+    last = nn.Linear(16, 2)
+    with torch.no_grad():
+        last.weight.copy_(torch.tensor([[0.0], [0.25]]).expand(2, 16))
+        last.bias.copy_(torch.tensor([bias, 0.0]))
+    return Network([nn.Flatten(), last], (1, 4, 4), 2).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("text", "pixel", "bias", "attack", "lie"),
+    [
+        ("B(0.2)", 0.5, 3.0, False, 0.5),  # only the last third of the range contradicts the bound
+        ("B(0.2)", 0.5, 3.0, True, 0.001),  # only the corner does, which was tried before anything was proven
+        ("B(1e-8)", 1e-8, 4.4e-8, False, 6e-8),  # by less than rounding might explain, but on the wrong side of zero
+    ],
+)
+def test_a_bound_above_any_margin_that_was_seen_stops_the_run(
+    text: str, pixel: float, bias: float, attack: bool, lie: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    network, x, y = _darkness(bias), torch.full((1, 1, 4, 4), pixel), torch.zeros(1, dtype=torch.long)
+    settings, transformation = GeometricSettings(attack=attack), parse_transformation(text)
+    engine = NativeEngine(network, "cpu")
+    (outcome,) = certify_geometric(engine, network, x, y, transformation, settings, bundles=tmp_path)
+    assert outcome.status == (Status.CERTIFIED if bias > 1 else Status.UNKNOWN)
+    monkeypatch.setattr(geometric, "box_margins", lambda *given: box_margins(*given) + lie)
+    with pytest.raises(SoundnessError, match="below the proven bound"):
+        certify_geometric(engine, network, x, y, transformation, settings, bundles=tmp_path)
