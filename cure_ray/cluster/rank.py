@@ -20,7 +20,7 @@ from ray.train.torch import TorchConfig
 from cure_ray import seeding
 from cure_ray.checkpoints import load_checkpoint, save_checkpoint, versions
 from cure_ray.cluster.ranks import Phase, Role, certified_ranks, global_metrics, rendezvous
-from cure_ray.cluster.reducer import Outcome, Part, create_reducer, to_arrays, to_tensors
+from cure_ray.cluster.reducer import Outcome, Part, create_reducer, exchange, to_arrays, to_tensors
 from cure_ray.config import Experiment
 from cure_ray.datasets import Images, load_dataset
 from cure_ray.metrics import METRICS, read_metrics, rewind_metrics
@@ -141,7 +141,7 @@ def _exchange(plan: Plan, seat: Seat, progress: Progress, images: Images) -> tup
         travels = copied == (role.branch == "ct")
         optimizer = to_arrays(learner.optimizer_tensors()) if travels else {}
         part = Part(to_arrays(snapshot(learner.network)), optimizer, metrics, to_arrays(theta) if role.leads else {})
-    outcome: Outcome = ray.get(seat.reducer.exchange.remote(epoch, role.branch, part))
+    outcome = exchange(seat.reducer, epoch, role.branch, part)
     if not outcome.failed:
         progress.ct.network.load_state_dict(outcome.merged.state)
         if role.branch == "nt" and copied:

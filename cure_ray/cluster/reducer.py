@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cure_ray.training.projection import Merge, merge
 
+PAUSE_SECONDS, SILENCE_SECONDS = 10.0, 30.0  # between questions to a reducer that lets us wait; and until it counts as gone
 Arrays = Mapping[str, np.ndarray[Any, Any]]  # arrays cross Ray's object store without a copy, tensors do not
 
 
@@ -94,6 +95,20 @@ class Reducer:
         merged = merge(to_tensors(ct.start), to_tensors(nt.state), to_tensors(ct.state), self.beta)
         rest = {name: Part(optimizer=part.optimizer, metrics=part.metrics) for name, part in self.parts.items()}
         return Outcome(to_arrays(merged.state), merged.cosines, rest, time.perf_counter() - began)
+
+
+def exchange(reducer: Any, epoch: int, branch: str, part: Part | None) -> Outcome:
+    """A rank's side of `Reducer.exchange`.
+
+    Told to end by SIGTERM, an async actor waits for the calls it is in and takes no more: the first branch would wait for the second,
+    the second for a reducer that does not listen. So it is asked for a sign of life while we wait; without one the attempt is over.
+    """
+    pending = reducer.exchange.remote(epoch, branch, part)
+    while not ray.wait([pending], timeout=PAUSE_SECONDS)[0]:
+        if not ray.wait([pending, reducer.pid.remote()], timeout=SILENCE_SECONDS)[0]:
+            raise RuntimeError("the reducer takes no calls any more")
+    outcome: Outcome = ray.get(pending)
+    return outcome
 
 
 def create_reducer(beta: float, callers: int) -> Any:

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from cluster_helpers import files_of, tiny
 
 from cure_ray.checkpoints import load_checkpoint
+from cure_ray.cluster import reducer
 from cure_ray.cluster.ranks import Phase, phases
 from cure_ray.cluster.session import Session
 from cure_ray.cluster.workers import train_parallel
@@ -54,6 +56,20 @@ def test_killed_parallel_run_has_the_bits_of_a_serial_one(ray_session: Session, 
     timed = {"seconds", "nt_seconds", "merge_seconds", "epoch_seconds", "exchange_seconds"}
     for mine, theirs in zip(rows, read_metrics(tmp_path / "serial"), strict=True):
         assert {k: v for k, v in mine.items() if k not in timed} == {k: v for k, v in theirs.items() if k not in timed}
+
+
+def test_a_reducer_that_was_told_to_end_does_not_let_ranks_wait_for_ever(ray_session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SIGTERM between the arrivals of the two branches: it waits for the first's call, and never takes the second's."""
+    monkeypatch.setattr(reducer, "PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(reducer, "SILENCE_SECONDS", 3.0)
+    meeting = reducer.create_reducer(0.5, 2)
+    first = meeting.exchange.remote(1, "ct", reducer.Part(failed="no matter"))
+    os.kill(ray.get(meeting.pid.remote()), signal.SIGTERM)
+    time.sleep(0.5)
+    with pytest.raises((RuntimeError, ray.exceptions.RayError)):
+        reducer.exchange(meeting, 1, "nt", reducer.Part())
+    assert not ray.wait([first], timeout=0.1)[0]  # it really was waiting, and still is
+    ray.kill(meeting)
 
 
 def test_two_certified_ranks_match_one_to_1e_5_after_an_epoch(ray_session: Session, tmp_path: Path) -> None:
