@@ -50,7 +50,7 @@ soundness: install
 	$(BIN)/python -m pytest -q -m soundness_long tests/soundness
 
 chaos: install
-	$(BIN)/python -m pytest -q -m chaos tests/chaos
+	$(BIN)/python -m pytest -q -s -m chaos tests/chaos
 
 # One after the other, on an otherwise idle machine; each rewrites its own section of docs/benchmarks.md.
 benchmarks: install
