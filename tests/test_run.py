@@ -20,6 +20,7 @@ from cure_ray import checkpoints, run
 from cure_ray.checkpoints import list_checkpoints, load_checkpoint
 from cure_ray.config import METHODS, Experiment, dump_experiment, resolve
 from cure_ray.errors import UserError
+from cure_ray.metrics import read_metrics
 from cure_ray.run import train_run
 
 
@@ -80,7 +81,7 @@ def test_resuming_from_any_epoch_gives_the_same_bits(undisturbed: Path, tmp_path
         shutil.rmtree(later)
     train_run(quick(), copy, resume=True, quiet=True)
     assert_same_bits(undisturbed, copy)
-    assert [row["epoch"] for row in run.read_metrics(copy)] == [1, 2, 3, 4]
+    assert [row["epoch"] for row in read_metrics(copy)] == [1, 2, 3, 4]
 
 
 def start_in_background(tmp_path: Path, name: str) -> tuple[subprocess.Popen[str], Path, Path]:
@@ -102,7 +103,7 @@ def test_kill_nine_and_resume_gives_the_same_bits(tmp_path: Path) -> None:
     wait_for_epoch(out, 3)
     process.kill()
     process.communicate()
-    assert len(run.read_metrics(out)) < 6, "it was too fast to be killed"
+    assert len(read_metrics(out)) < 6, "it was too fast to be killed"
     done = subprocess.run([sys.executable, "-m", "cure_ray", "train", str(described), "--out", str(out), "--resume"], check=False)
     assert done.returncode == 0
     train_run(quick(epochs=6), tmp_path / "whole", quiet=True)
