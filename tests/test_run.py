@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cure_ray import checkpoints, run
+from cure_ray import checkpoints
 from cure_ray.checkpoints import list_checkpoints, load_checkpoint
 from cure_ray.config import METHODS, Experiment, dump_experiment, resolve
 from cure_ray.errors import UserError
