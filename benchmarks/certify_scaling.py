@@ -8,6 +8,7 @@ warmed up before the clock starts: on real jobs their start (seconds) is lost in
 """
 
 import argparse
+import itertools
 import multiprocessing
 import tempfile
 import time
@@ -29,6 +30,8 @@ from cure_ray.norms import NORMS
 from cure_ray.results.store import Store
 from cure_ray.run import train_run
 from cure_ray.threats import Threat
+
+TURNS = 2
 
 
 def alone(checkpoint: Path, samples: int, start: Any, times: Any) -> None:
@@ -82,20 +85,23 @@ def main() -> None:
         job = Job(loaded.digest, "digits", "test", samples.digest, engine.name, engine.version, settings, 0)
         threats = [Threat(norm, loaded.experiment.threats.eps(norm)) for norm in NORMS]
         subject, rates = Subject(loaded.network, samples, "native", 0, Path(scratch) / "bundles"), {}
-        for workers in (1, 2):
-            store = Store.create(Path(scratch) / f"store{workers}", "digits", "test", samples.digest)
+        for turn, workers in itertools.product(range(TURNS), (1, 2)):
+            store = Store.create(Path(scratch) / f"store{turn}-{workers}", "digits", "test", samples.digest)
             indices = range(min(options.samples, len(samples)))
             done = store.begin(job, threats, indices, {})
             clock: list[float] = []
             shards = plan(job, threats, indices, done, 20)
             certify_shards(store, [(subject, shards)], workers, ready=lambda: clock.append(time.perf_counter()))  # noqa: B023
-            rates[workers] = len(indices) * len(threats) / (time.perf_counter() - clock[0])
-        plain = {n: processes(n, run.checkpoint, options.samples) for n in (1, 2)}
+            rates[workers] = max(rates.get(workers, 0.0), len(indices) * len(threats) / (time.perf_counter() - clock[0]))
+        plain = dict.fromkeys((1, 2), 0.0)
+        for _, count in itertools.product(range(TURNS), plain):
+            plain[count] = max(plain[count], processes(count, run.checkpoint, options.samples))
     gain, ceiling = rates[2] / rates[1], plain[2] / plain[1]
     body = f"""{context(0, 1)}
 
 {options.samples} digits x {len(threats)} norms, cascade up to alpha-CROWN, shards of 20, a ball-trained convolutional network; verdicts per
-second of wall time from the moment everybody is ready. The second row is what the machine gives to two processes that share nothing.
+second of wall time from the moment everybody is ready, the best of {TURNS} turns each (one, two, one,
+two), as the machine's speed varies. The second row is what the machine gives to two processes that share nothing.
 
 | | one | two | gain |
 |---|---|---|---|
