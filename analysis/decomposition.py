@@ -3,18 +3,10 @@
 python analysis/decomposition.py STORE --out analysis/out
 """
 
+from cure_ray.results.decomposition import FIXED, decomposition_summary, decomposition_table, main_decomposition
 from cure_ray.results.figures import decomposition
 from cure_ray.results.outputs import Analysis, script
-from cure_ray.results.tables import (
-    FIXED,
-    decomposition_summary,
-    decomposition_table,
-    main_decomposition,
-    pareto_table,
-    readable,
-    stage_table,
-    time_table,
-)  # fmt: skip
+from cure_ray.results.tables import pareto_table, readable, stage_table, time_table
 
 NOTE = (
     "R_r: errors of r, the norm with most errors (where it differs between seeds, all are named). R_align: images that r certifies and "

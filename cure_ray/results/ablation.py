@@ -6,9 +6,10 @@ from typing import Any
 import pandas as pd
 
 from cure_ray.results.comparisons import by_seed, compare_pooled
+from cure_ray.results.decomposition import decomposition_summary, main_decomposition
 from cure_ray.results.statistics import holm
 from cure_ray.results.study import Entry, RunInfo, Study, flatten
-from cure_ray.results.tables import decomposition_summary, main_decomposition, seed_table
+from cure_ray.results.tables import seed_table
 
 STEPS = ("Max", "Max + BA", "Max + GP", "Max + BA + GP")
 BELOW = {"Max": (), "Max + BA": ("Max",), "Max + GP": ("Max",), "Max + BA + GP": ("Max + BA", "Max + GP", "Max")}

@@ -206,3 +206,14 @@ def _refuse_two_checkpoints(blocks: Sequence[Evaluation], infos: Sequence[RunInf
                 f"{other.short} (epoch {about.epoch}) and {block.short} (epoch {info.epoch}). Choose one with --checkpoint {block.short}"
             )
         seen[identity] = (block, info)
+
+
+def identity(entry: Entry) -> dict[str, object]:
+    """The columns that say whose row it is."""
+    return {
+        "setting": entry.setting,
+        "method": entry.label,
+        "seed": entry.info.seed,
+        "checkpoint": entry.evaluation.checkpoint,
+        "n": entry.evaluation.n,
+    }

@@ -1,4 +1,4 @@
-"""The tables: accuracies with intervals, per-stage columns, decomposition, seeds, Pareto. Percentages throughout.
+"""The tables: accuracies with intervals, per-stage columns, seeds, Pareto. Percentages throughout.
 
 Certified and empirical numbers never share a column: `cert_*` and `union*` are proofs, `emp_*` only says that an attack failed.
 """
@@ -11,22 +11,14 @@ import pandas as pd
 
 from cure_ray.results.comparisons import baseline_table as baseline_table
 from cure_ray.results.comparisons import significance_table as significance_table
+from cure_ray.results.decomposition import decomposition_summary as decomposition_summary
+from cure_ray.results.decomposition import decomposition_table as decomposition_table
 from cure_ray.results.evaluations import ABSENT, STATUSES, Bools, Evaluation, ThreatColumn
 from cure_ray.results.statistics import hypervolume, pareto_front, wilson
-from cure_ray.results.study import Entry, Study
+from cure_ray.results.study import Entry, Study, identity
 
 BOUND_STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound")
 """The stages that can certify. The paper's certified columns are alpha-CROWN columns (docs/algorithms.md 17)."""
-
-
-def _identity(entry: Entry) -> dict[str, object]:
-    return {
-        "setting": entry.setting,
-        "method": entry.label,
-        "seed": entry.info.seed,
-        "checkpoint": entry.evaluation.checkpoint,
-        "n": entry.evaluation.n,
-    }
 
 
 def column_of(threat: ThreatColumn) -> str:
@@ -106,7 +98,7 @@ def accuracy_table(study: Study) -> pd.DataFrame:
     configurations: dict[str, dict[ThreatColumn, None]] = {s: {} for s in study.settings}
     for entry in study.entries:
         configurations[entry.setting].update(dict.fromkeys(entry.everything.family("geometric", "patch")))
-    return pd.DataFrame([_identity(e) | _accuracies(e) | _other_families(e, configurations[e.setting]) for e in study.entries])
+    return pd.DataFrame([identity(e) | _accuracies(e) | _other_families(e, configurations[e.setting]) for e in study.entries])
 
 
 def stage_table(study: Study) -> pd.DataFrame:
@@ -116,7 +108,7 @@ def stage_table(study: Study) -> pd.DataFrame:
         e = entry.evaluation
         for stage in BOUND_STAGES:
             block = e.certified_by(stage)
-            row = _identity(entry) | {"stage": stage}
+            row = identity(entry) | {"stage": stage}
             row |= {f"cert_{column_of(t)}": _share(block[:, i]) for i, t in enumerate(e.threats) if not e.skipped[:, i].any()}
             rows.append(row | ({"union": _share(every(block))} if entry.balls else {}))
     return pd.DataFrame(rows)
@@ -131,7 +123,7 @@ def status_table(study: Study) -> pd.DataFrame:
             counts = {s: int((e.status[:, i] == code).sum()) for code, s in enumerate(STATUSES)}
             absent = int((e.status[:, i] == ABSENT).sum())
             who = {"family": threat.family, "threat": threat.name, "n": e.n - absent}
-            rows.append(_identity(entry) | who | counts | {"no_verdict": absent})
+            rows.append(identity(entry) | who | counts | {"no_verdict": absent})
     return pd.DataFrame(rows)
 
 
@@ -146,66 +138,8 @@ def time_table(study: Study) -> pd.DataFrame:
                 if here.any():
                     certified = int((here & e.certified[:, i]).sum())
                     spent = {"decided": int(here.sum()), "certified": certified, "seconds": float(e.seconds[here, i].sum())}
-                    rows.append(_identity(entry) | {"threat": threat.name, "stage": stage} | spent)
+                    rows.append(identity(entry) | {"threat": threat.name, "stage": stage} | spent)
     return pd.DataFrame(rows)
-
-
-DECOMPOSITION_COLUMNS = ["setting", "method", "seed", "checkpoint", "n", "union", "r", "R_r", "R_align", "R_union"]
-
-
-def decomposition_table(study: Study) -> pd.DataFrame:
-    """R_union = R_r + R_align, per run: with r the weaker norm, with r = linf as the paper fixes it, and for all norms at once.
-
-    Counts of samples are added, so the identity is checked exactly; a violation would be a bug and stops everything.
-    """
-    rows = []
-    for entry in study.entries:
-        if not entry.balls:
-            continue
-        e = entry.evaluation
-        errors = {t.norm: int((~e.certified[:, i]).sum()) for i, t in enumerate(e.threats)}
-        certified = {t.norm: e.certified[:, i] for i, t in enumerate(e.threats)}
-        choices: list[tuple[str, str, tuple[str, ...]]] = []
-        if "linf" in errors and "l2" in errors:
-            weaker = max(("linf", "l2"), key=lambda norm: errors[norm])
-            choices += [("linf_l2, weaker first", weaker, ("linf", "l2")), ("linf_l2, r = linf", "linf", ("linf", "l2"))]
-        if len(errors) > 2:
-            choices += [("all, weakest first", max(errors, key=lambda norm: errors[norm]), tuple(errors))]
-            choices += [("all, r = linf", "linf", tuple(errors))] if "linf" in errors else []
-        for name, r, norms in choices:
-            rest = np.stack([certified[q] for q in norms if q != r]).all(0)
-            r_union = e.n - int((certified[r] & rest).sum())
-            r_align = int((certified[r] & ~rest).sum())
-            if r_union != errors[r] + r_align:
-                raise AssertionError(f"decomposition identity violated for {entry.label}: {r_union} != {errors[r]} + {r_align}")
-            percent = {"R_r": errors[r], "R_align": r_align, "R_union": r_union}
-            rows.append(_identity(entry) | {"union": name, "r": r} | {k: 100 * v / e.n for k, v in percent.items()})
-    return pd.DataFrame(rows, columns=DECOMPOSITION_COLUMNS)
-
-
-def decomposition_summary(study: Study) -> pd.DataFrame:
-    """The decomposition per method: means and deviations over seeds, and every norm that was the weakest in some seed."""
-    rows = []
-    for (setting, method, union), group in decomposition_table(study).groupby(["setting", "method", "union"], sort=False):
-        who = {"setting": setting, "method": method, "union": union, "seeds": len(group), "n": int(group["n"].min())}
-        row: dict[str, object] = {**who, "r": ", ".join(dict.fromkeys(group["r"]))}
-        for part in ("R_r", "R_align", "R_union"):
-            row |= {part: float(group[part].mean())}
-            row |= {f"{part}_sd": float(group[part].std(ddof=1)) if len(group) > 1 else float("nan")}
-        rows.append(row)
-    parts = [c for p in ("R_r", "R_align", "R_union") for c in (p, f"{p}_sd")]
-    return pd.DataFrame(rows, columns=["setting", "method", "union", "seeds", "n", "r", *parts])
-
-
-WEAKEST = ("all, weakest first", "linf_l2, weaker first")
-FIXED = ("all, r = linf", "linf_l2, r = linf")
-
-
-def main_decomposition(summary: pd.DataFrame, choice: tuple[str, str] = WEAKEST) -> pd.DataFrame:
-    """Per method the one row about the whole union: of three norms, or where there are only two, of those."""
-    chosen = summary[summary["union"].isin(choice)]
-    best = chosen.assign(rank=chosen["union"].map(choice.index)).sort_values("rank", kind="stable")
-    return best.drop_duplicates(["setting", "method"]).sort_index().drop(columns="rank")
 
 
 def _n_of(metric: str) -> str:
