@@ -7,7 +7,8 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -22,9 +23,9 @@ from cure_ray.cluster.session import Session
 from cure_ray.cluster.space import Sweep, load_sweep
 from cure_ray.cluster.study import claim, open_study, submission
 from cure_ray.cluster.sweep import best_runs, run_sweep
-from cure_ray.cluster.tuning import loggers
+from cure_ray.cluster.tuning import LedgerScheduler, loggers
 from cure_ray.config import load_experiment
-from cure_ray.errors import UserError
+from cure_ray.errors import SoundnessError, UserError
 from cure_ray.run import train_run
 
 SWEEP = {
@@ -102,6 +103,13 @@ def test_a_rung_that_is_reported_again_changes_nothing(shared_and_killed: Path, 
         states = [t.state for t in ledger.study.get_trials() if t.number in (first.number, second.number)]
         assert states == [TrialState.COMPLETE, TrialState.PRUNED]
         assert ledger.over()
+
+
+def test_a_soundness_failure_in_a_trial_stops_the_sweep_and_is_kept_for_the_user() -> None:
+    scheduler = LedgerScheduler(cast(Ledger, None))
+    with pytest.raises(SoundnessError, match="margin"):
+        scheduler.on_trial_result(None, SimpleNamespace(config={"trial": 0}), {"unsound": "a margin was wrong"})
+    assert scheduler.unsound == "a margin was wrong"  # Tune hides what its schedulers raise
 
 
 @pytest.mark.parametrize(("line", "says"), [({"wandb": {}}, "pip install wandb"), ({"mlflow": {}}, "pip install mlflow")])
