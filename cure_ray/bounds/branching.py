@@ -7,12 +7,13 @@ sub-problem is closed only when its bound is positive in the deciding precision.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cure_ray.bounds.linear import Ascent
+from cure_ray.bounds.nodes import Nodes, Pool
 from cure_ray.bounds.relaxation import Relaxation
 from cure_ray.bounds.subproblems import Space
 
@@ -22,32 +23,13 @@ REPORTED = 64  # open leaves whose bounds are worth a float64 evaluation when a 
 @dataclass(frozen=True)
 class Settings:
     iterations: int = 7
+    width: int = 8  # nodes of a sample split at a time, whoever shares the batch: its tree depends on nothing but itself
     candidates: int = 3
     rate: float = 0.1
     decay: float = 0.98
     patience: int = 60  # iterations on a sub-problem with nothing left to split before its sample is given up
-
-
-@dataclass(eq=False)
-class Nodes:
-    """Open sub-problems, one row each; U runs over the unstable neurons of the sample (padded)."""
-
-    bound_D: Tensor
-    sample_D: Tensor
-    spec_D: Tensor
-    split_DU: Tensor  # int8: +1 z >= 0, -1 z <= 0, 0 open
-    alpha_DU: Tensor
-    beta_DU: Tensor
-    candidate_DK: Tensor  # neurons to try, into U; -1 where there is none
-
-    def select(self, index: Tensor) -> "Nodes":
-        return Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
-
-    def join(self, other: "Nodes") -> "Nodes":
-        return Nodes(*(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)))
-
-    def __len__(self) -> int:
-        return len(self.bound_D)
+    hope: float = 0.7  # a sample is given up when less than this share of its gap is in reach of its nodes; 0 never gives up
+    trial: tuple[int, float] = (128, 3.0)  # nodes and mean depth of the tree before that is asked
 
 
 class Search:
@@ -74,7 +56,9 @@ class Search:
         split_DU = torch.zeros_like(alpha_DU, dtype=torch.int8)
         bound_D = margin_BS[sample_D, spec_D].to(alpha_DU.dtype)
         none = torch.full((len(sample_D), settings.candidates + 1), -1, dtype=torch.long, device=margin_BS.device)
-        self.open = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, torch.zeros_like(alpha_DU), none)
+        roots = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, torch.zeros_like(alpha_DU), none)
+        self.open = Pool(roots)
+        self.open.add(roots)
         self.leaves_BS = todo_BS.long()  # leaves not closed yet
         self.closed_BS = torch.full_like(margin_BS, torch.inf)  # worst closed leaf
         self.dropped_BS = torch.full_like(margin_BS, torch.inf)  # worst leaf that was dropped open
@@ -83,30 +67,35 @@ class Search:
         self.seconds = [0.0] * len(margin_BS)
         self.exhausted = [False] * len(margin_BS)
 
-    def run(self, seconds: float, nodes: int, batch: int) -> None:
-        """Until everything is decided or every sample has used up its seconds or nodes."""
+    def run(self, seconds: float, nodes: int, batch: int, together: int) -> None:
+        """Until everything is decided or every sample has used up its seconds or nodes. `batch` nodes are bounded at once and
+        `together` samples are searched at once, which is a question of memory and changes no tree."""
         everyone = torch.arange(len(self.nodes), device=self.base_BS.device)
         if seconds <= 0 or nodes <= 0:
             self._drop(everyone, exhausted=True)
         if len(self.open):
             started = self.clock()
-            roots, self.open = self.open, self.open.select(everyone[:0])
+            roots = self.open.take(torch.arange(len(self.open), device=self.base_BS.device))
             for index in torch.arange(len(roots), device=self.base_BS.device).split(2 * batch):
-                self.open = self.open.join(self._confirm(self._bounded(roots.select(index), 3)))
+                self.open.add(self._confirm(self._bounded(roots.select(index), 3)))
             self._account(roots.sample_D, started)
         while len(self.open):
             started = self.clock()
-            picked, self.open = self._pick(batch)
+            picked = self._pick(together)
             sample_D = picked.sample_D
             stuck_D = (picked.candidate_DK < 0).all(1)
             if bool(stuck_D.any()):
                 self._finish(picked.select(stuck_D))
-                picked = picked.select(~stuck_D & ~self.lost_B[picked.sample_D])
-            if len(picked):
-                self.open = self.open.join(self._confirm(self._children(picked)))
+                lost_D = self.lost_B[picked.sample_D]
+                self._note(picked.select(~stuck_D & lost_D))
+                picked = picked.select(~stuck_D & ~lost_D)
+            for start in range(0, len(picked), batch):
+                part = picked.select(torch.arange(start, min(start + batch, len(picked)), device=self.base_BS.device))
+                self.open.add(self._confirm(self._children(part)))
             self._account(sample_D, started)
             over = [b for b in range(len(self.nodes)) if self.seconds[b] > seconds or self.nodes[b] >= nodes]
             self._drop(everyone[over], exhausted=True)
+            self._drop(self._hopeless(nodes), exhausted=True)
 
     def margins(self) -> Tensor:
         """The worst closed leaf where all closed; else the best bound known, never positive."""
@@ -121,11 +110,24 @@ class Search:
         for b, count in enumerate(share):
             self.seconds[b] += spent * count / max(1, len(sample_D))
 
+    def _hopeless(self, nodes: int) -> Tensor:
+        """Samples the rest of their nodes would not prove. Every split gains about as much as the last one did, so the worst open
+        bound rises with the depth of the tree, log2 of its nodes: follow that line to the end of the budget (docs/benchmarks.md)."""
+        least, deep = self.settings.trial
+        trees_B = (~(self.base_BS > 0)).sum(1).clamp_min(1)
+        used_B = torch.tensor(self.nodes, dtype=torch.float64, device=self.base_BS.device)
+        depth_B, end_B = ((1 + n / (2 * trees_B)).log2() for n in (used_B, float(nodes)))
+        root_B = self.base_BS.amin(1).clamp_max(0)
+        worst_B = root_B.scatter_reduce(0, self.open.sample_D, self.open.bound_D.to(root_B.dtype), "amin", include_self=False)
+        gained_B = (worst_B - root_B) * end_B / depth_B
+        asked_B = (used_B >= least) & (depth_B >= deep)
+        return (asked_B & (gained_B < -self.settings.hope * root_B)).nonzero(as_tuple=True)[0]
+
     def _drop(self, samples: Tensor, exhausted: bool) -> None:
         if len(samples) == 0 or len(self.open) == 0:
             return
-        gone_D = torch.isin(self.open.sample_D, samples)
-        dropped, self.open = self.open.select(gone_D), self.open.select(~gone_D)
+        gone = torch.isin(self.open.sample_D, samples).nonzero(as_tuple=True)[0]
+        dropped = self.open.take(gone)
         for b in dropped.sample_D.unique().tolist():
             self.exhausted[b] = self.exhausted[b] or exhausted
         self._note(dropped)
@@ -149,15 +151,16 @@ class Search:
             self.lost_B[left.sample_D] = True
             self._drop(left.sample_D.unique(), exhausted=False)
 
-    def _pick(self, batch: int) -> tuple[Nodes, Nodes]:
-        """Worst first, and fair: the n-th worst of every sample comes before the (n+1)-th of any."""
+    def _pick(self, together: int) -> Nodes:
+        """The worst nodes of the first samples that have any."""
+        sample_D = self.open.sample_D
         order = self.open.bound_D.argsort(stable=True)
-        by_sample = order[self.open.sample_D[order].argsort(stable=True)]
-        counts = torch.bincount(self.open.sample_D, minlength=len(self.nodes))
-        first = (counts.cumsum(0) - counts)[self.open.sample_D[by_sample]]
-        rank = torch.arange(len(order), device=order.device) - first
-        order = by_sample[rank.argsort(stable=True)]
-        return self.open.select(order[:batch]), self.open.select(order[batch:])
+        order = order[sample_D[order].argsort(stable=True)]
+        counts = torch.bincount(sample_D, minlength=len(self.nodes))
+        first_B = counts.cumsum(0) - counts
+        turn_B = (counts > 0).cumsum(0)
+        rank_D = torch.arange(len(order), device=order.device) - first_B[sample_D[order]]
+        return self.open.take(order[(rank_D < self.settings.width) & (turn_B[sample_D[order]] <= together)])
 
     def _children(self, picked: Nodes) -> Nodes:
         """Both children of the best candidate of every node, bounded."""

@@ -18,7 +18,7 @@ class Branching:
     margins: Tensor  # [K-1], the best proven lower bound of every margin, float64
     nodes: int  # sub-problems bounded
     seconds: float
-    exhausted: bool  # True: stopped by the time or node budget, so an unproven margin is only unknown
+    exhausted: bool  # True: stopped by the budget, or because the budget would not do, so an unproven margin is only unknown
 
 
 class Problem(Protocol):

@@ -195,7 +195,9 @@ class NativeEngine:
             alpha_BSU = alpha_BSN.gather(2, index_BU.unsqueeze(1).expand(-1, alpha_BSN.shape[1], -1))
             tree = Search(quick, exact, shown_BS[live], alpha_BSU, self.branching)
             room = self._elements(search) * 4 // (16 * search.neurons * (self.branching.candidates + 1))
-            tree.run(seconds, nodes, max(2, min(64, room)))
+            batch = max(2, min(64 if self.device.type == "cpu" else 1024, room))
+            waiting = (nodes // 2 + 1) * index_BU.shape[1] * 9 + 1  # bytes of a sample's open nodes, at most
+            tree.run(seconds, nodes, batch, max(1, min(batch // self.branching.width, self.memory_budget // waiting)))
             for row, (i, margin_S) in enumerate(zip(live.tolist(), tree.margins().cpu(), strict=True)):
                 results[i] = Branching(margin_S, tree.nodes[row], tree.seconds[row], tree.exhausted[row])
             return results

@@ -5,6 +5,9 @@ from cure_ray.config import Certification
 from cure_ray.errors import UserError
 
 
+LONG = 3600.0  # seconds a sample gets when only its nodes are limited: a guard, not a budget
+
+
 def parse_seconds(text: str) -> float:
     """10s, 2m, 1h or plain seconds."""
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
@@ -23,12 +26,14 @@ def cascade_settings(
 ) -> CascadeSettings:  # fmt: skip
     base = CascadeSettings(defaults.stages if defaults else DEFAULT_STAGES)
     seconds = parse_seconds(budget) if budget is not None else (defaults.seconds if defaults else 0.0)
+    if budget is None and nodes and not seconds:
+        seconds = LONG
     picked = tuple(s.strip() for s in stages.split(",") if s.strip()) if stages else base.stages
     if stages is None and seconds > 0 and engine == "native" and "branch-and-bound" not in picked:
         picked += ("branch-and-bound",)
     if stages is None and engine != "native":
         picked = tuple(s for s in picked if s != "branch-and-bound")
     if "branch-and-bound" in picked and seconds <= 0 and stages is not None:
-        raise UserError("branch-and-bound needs a time per sample, for example --budget 10s")
+        raise UserError("branch-and-bound needs a budget per sample, for example --nodes 1000 or --budget 10s")
     limit = nodes if nodes is not None else (defaults.nodes if defaults else base.nodes)
     return CascadeSettings(picked, seconds, limit, box=box, patch_precheck=patch_precheck, separate_logits=separate_logits)
