@@ -36,7 +36,6 @@ class Witnesses:
     valid: Tensor  # [B], True: in the ball, in [0, 1] and misclassified
 
 
-
 def margin(logits_BK: Tensor, y_B: Tensor) -> Tensor:
     """min over i != y of f_y - f_i: positive iff correctly classified, by a gap."""
     own = logits_BK.gather(1, y_B[:, None])
@@ -44,9 +43,7 @@ def margin(logits_BK: Tensor, y_B: Tensor) -> Tensor:
     return (own - others.amax(1, keepdim=True)).squeeze(1)
 
 
-def attack(
-    network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Threat, seeds: Sequence[int], settings: AttackSettings
-) -> Tensor:
+def attack(network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Threat, seeds: Sequence[int], settings: AttackSettings) -> Tensor:
     """The image of smallest margin found for every sample, [B, C, H, W]. One seed per sample, so batches do not matter."""
     if len(seeds) != len(x_BCHW):
         raise ValueError(f"one seed per sample: got {len(seeds)} seeds for {len(x_BCHW)} samples")

@@ -1,9 +1,11 @@
 """`cure-ray`: the command line. Bad input ends with a sentence and exit code 2, never with a traceback."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from cure_ray import __version__
 from cure_ray.commands import certify, data, doctor, export, fsck, quickstart, report, show, status, submit, sweep, train
 from cure_ray.errors import SoundnessError, UserError
 
@@ -30,9 +32,17 @@ app.command("report")(report.report)
 app.command("config")(show.config)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"cure_ray {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Keeps subcommands as subcommands even when there is only one."""
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options that need no subcommand."""
 
 
 def main() -> None:

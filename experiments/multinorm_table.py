@@ -1,6 +1,6 @@
 """Certified multi-norm robustness of any runs: CGT (12.5), l2 certified against PGD training (12.12) and the literature (12.13).
 
-    python experiments/multinorm_table.py runs/cgt runs/scratch --images 100
+python experiments/multinorm_table.py runs/cgt runs/scratch --images 100
 """
 
 from common import context, parser, percent, start, table, title

@@ -3,9 +3,10 @@
     python studies/mnist_multinorm.py --out results/mnist-study [--data-dir DIR] [--seeds 3] [--workers 2]
 
 Twelve ways of training one small convolutional network on 5,000 images, all with the same schedule, then the full cascade on ball∩[0,1]
-for the first 500 test images in l_inf 0.1, l2 0.35 and l1 0.7, up to 1,000 sub-problems of branch and bound, all written to one store. No method is tuned: each gets the preset's
-weights and one learning rate, fixed beforehand; the radii were chosen on validation images, so that the unions lie apart. Stop it at
-any time; the same command continues. What came out, with the commands and the wall clock, is in docs/results.md.
+for the first 500 test images in l_inf 0.1, l2 0.35 and l1 0.7, up to 1,000 sub-problems of branch and bound, all written to one store.
+No method is tuned: each gets the preset's weights and one learning rate, fixed beforehand; the radii were chosen on validation images,
+so that the unions lie apart. Stop it at any time; the same command continues. What came out, with the commands and the wall clock, is
+in docs/results.md.
 """
 
 import argparse

@@ -141,5 +141,3 @@ def test_a_file_that_is_not_onnx_is_a_sentence(tmp_path: Path) -> None:
         load_onnx(tmp_path / "no.onnx")
     with pytest.raises(UserError, match="does not exist"):
         load_onnx(tmp_path / "missing.onnx")
-
-

@@ -104,9 +104,7 @@ def _reads_shape_only(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim")
 
 
-def _walk(
-    graph_module: fx.GraphModule, node: fx.Node, scale: Tensor, shift: Tensor
-) -> tuple[fx.Node, Tensor, Tensor, bool]:
+def _walk(graph_module: fx.GraphModule, node: fx.Node, scale: Tensor, shift: Tensor) -> tuple[fx.Node, Tensor, Tensor, bool]:
     """Follow the input through affine operations with constants: node = scale * x + shift (flattened or not)."""
     flat = False
     while True:

@@ -118,7 +118,7 @@ class Search:
         used_B = torch.tensor(self.nodes, dtype=torch.float64, device=self.base_BS.device)
         depth_B, end_B = ((1 + n / (2 * trees_B)).log2() for n in (used_B, float(nodes)))
         root_B = self.base_BS.amin(1).clamp_max(0)
-        worst_B = root_B.scatter_reduce(0, self.open.sample_D, self.open.bound_D.to(root_B.dtype), "amin", include_self=False)
+        worst_B = root_B.scatter_reduce(0, self.open.samples(), self.open.bounds().to(root_B.dtype), "amin", include_self=False)
         gained_B = (worst_B - root_B) * end_B / depth_B
         asked_B = (used_B >= least) & (depth_B >= deep)
         return (asked_B & (gained_B < -self.settings.hope * root_B)).nonzero(as_tuple=True)[0]
@@ -126,7 +126,7 @@ class Search:
     def _drop(self, samples: Tensor, exhausted: bool) -> None:
         if len(samples) == 0 or len(self.open) == 0:
             return
-        gone = torch.isin(self.open.sample_D, samples).nonzero(as_tuple=True)[0]
+        gone = torch.isin(self.open.samples(), samples).nonzero(as_tuple=True)[0]
         dropped = self.open.take(gone)
         for b in dropped.sample_D.unique().tolist():
             self.exhausted[b] = self.exhausted[b] or exhausted
@@ -153,8 +153,8 @@ class Search:
 
     def _pick(self, together: int) -> Nodes:
         """The worst nodes of the first samples that have any."""
-        sample_D = self.open.sample_D
-        order = self.open.bound_D.argsort(stable=True)
+        sample_D = self.open.samples()
+        order = self.open.bounds().argsort(stable=True)
         order = order[sample_D[order].argsort(stable=True)]
         counts = torch.bincount(sample_D, minlength=len(self.nodes))
         first_B = counts.cumsum(0) - counts

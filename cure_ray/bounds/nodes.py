@@ -35,12 +35,10 @@ class Pool:
     def __len__(self) -> int:
         return len(self._used)
 
-    @property
-    def bound_D(self) -> Tensor:
+    def bounds(self) -> Tensor:
         return self._rows.bound_D[self._used]
 
-    @property
-    def sample_D(self) -> Tensor:
+    def samples(self) -> Tensor:
         return self._rows.sample_D[self._used]
 
     def add(self, nodes: Nodes) -> None:
@@ -52,7 +50,7 @@ class Pool:
         self._used = torch.cat([self._used, slots])
 
     def take(self, index: Tensor) -> Nodes:
-        """Remove these nodes (numbers as in `bound_D`) and return their rows."""
+        """Remove these nodes (numbers as in `bounds()`) and return their rows."""
         slots = self._used[index]
         keep_D = torch.ones_like(self._used, dtype=torch.bool)
         keep_D[index] = False

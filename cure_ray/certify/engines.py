@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from cure_ray import __version__
 from cure_ray.bounds.engine import Engine
 from cure_ray.errors import UserError, nearest
 
@@ -21,3 +22,12 @@ def make_engine(name: str, network: nn.Module, device: torch.device, input_shape
         channels, height, width = input_shape
         return LirpaEngine(network, device, (channels, height, width))
     raise UserError(f"unknown engine {name!r}.{nearest(name, ENGINES)}")
+
+
+def engine_version(name: str) -> str:
+    """What an engine of this name would call its version here."""
+    if name == "native":
+        return __version__
+    from cure_ray.bounds import _lirpa_compat
+
+    return _lirpa_compat.version()

@@ -45,7 +45,19 @@ def raise_unsound(
 ) -> NoReturn:
     """Save everything needed to reproduce the contradiction, then stop the run."""
     path = save_bundle(
-        root, network, image, outcome.label, threat, index, what, outcome.witness, outcome.margins, engine.name, engine.version, {}, 0  # type: ignore[arg-type]
+        root,
+        network,
+        image,
+        outcome.label,
+        threat,  # type: ignore[arg-type]
+        index,
+        what,
+        outcome.witness,
+        outcome.margins,
+        engine.name,
+        engine.version,
+        {},
+        0,
     )
     raise SoundnessError(
         f"SOUNDNESS FAILURE at sample {index}, {threat}: {what}. No certificate of this run can be trusted. "

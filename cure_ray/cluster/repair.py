@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cure_ray.certify.engines import engine_version
 from cure_ray.certify.perturbations import parse_any_threats
 from cure_ray.certify.runner import Samples
 from cure_ray.certify.settings import CascadeSettings, Job, Shard, plan
@@ -21,6 +22,13 @@ from cure_ray.threats import Threat
 
 def repair_store(store: Store, findings: Sequence[Finding], workers: int, data_dir: str | Path | None, address: str | None = None) -> None:
     """Resume is the repair: a shard that is not there is computed by the run it belongs to."""
+    for goal in store.plans():
+        installed = engine_version(goal["engine"])
+        if installed != goal["engine_version"]:
+            raise UserError(
+                f"{store.root} was certified by the {goal['engine']} engine {goal['engine_version']}, this is {installed}: verdicts of "
+                "the two must not be mixed. Repair it with that version, or certify again into another directory"
+            )
     for finding in findings:
         if finding.file is not None:
             store.discard(finding.file)

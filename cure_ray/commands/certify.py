@@ -31,11 +31,11 @@ def certify(
     engine: Annotated[str, typer.Option(help="native, or auto_lirpa for graphs that are not sequential.")] = "native",
     stages: Annotated[str | None, typer.Option(help="Comma separated: ibp,crown-ibp,attack,crown,alpha-crown,branch-and-bound.")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Branch-and-bound time per sample and threat, e.g. 10s; 0: none. What it proves depends on the machine.")
+        str | None, typer.Option(help="Branch-and-bound time per sample and threat, e.g. 10s; 0: none. Results depend on the machine.")
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=0, help="Branch-and-bound sub-problems per sample and threat, e.g. 1000; alone it proves the same on any machine."),
+        typer.Option(min=0, help="Branch-and-bound sub-problems per sample and threat, e.g. 1000. Results are the same on any machine."),
     ] = None,
     union_only: Annotated[bool, typer.Option("--union-only", help="Stop a sample at its first failed norm; gives the union only")] = False,
     no_box: Annotated[bool, typer.Option("--no-box", help="Bound the whole ball, not ball∩[0,1]: looser, as other tools do.")] = False,

@@ -4,7 +4,6 @@ from cure_ray.certify.settings import DEFAULT_STAGES, CascadeSettings
 from cure_ray.config import Certification
 from cure_ray.errors import UserError
 
-
 LONG = 3600.0  # seconds a sample gets when only its nodes are limited: a guard, not a budget
 
 

@@ -10,7 +10,9 @@ from cure_ray.errors import UserError
 
 def submit(
     file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The search in YAML (docs/sweeps.md).")],
-    address: Annotated[str, typer.Option(help="The cluster's dashboard, e.g. through `ray dashboard cluster.yaml`.")] = "http://127.0.0.1:8265",
+    address: Annotated[
+        str, typer.Option(help="The cluster's dashboard, e.g. through `ray dashboard cluster.yaml`.")
+    ] = "http://127.0.0.1:8265",
     out: Annotated[str | None, typer.Option("--out", help="Sweep directory on the cluster: absolute, on shared storage.")] = None,
     data_dir: Annotated[str | None, typer.Option("--data-dir", help="Where data sets are on the cluster.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow the output.")] = False,

@@ -34,4 +34,3 @@ def digits_network(name: str = "conv-small") -> tuple[Network, Tensor, Tensor]:
     test = load_dataset(Dataset(name="digits"), "test")
     x, y = test.batch(torch.arange(40))
     return network, x, y
-

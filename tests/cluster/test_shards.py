@@ -88,7 +88,7 @@ def test_more_workers_than_the_cluster_holds_are_refused(ray_session: Session, c
 
 
 def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
-    ray_session: Session, checkpoint: Checkpoint, tmp_path: Path
+    ray_session: Session, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cure_ray.commands.certify import certify as command
     from cure_ray.commands.fsck import fsck as examine
@@ -109,5 +109,10 @@ def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
     (tmp_path / "2" / "verdicts" / "stranger.parquet").write_bytes(b"who")
     with pytest.raises(UserError, match="3 findings; run `cure-ray fsck"):
         examine(str(tmp_path / "2"))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("cure_ray.certify.engines.__version__", "99.0")
+        with pytest.raises(UserError, match=r"engine .*, this is 99\.0: verdicts of the two must not be mixed"):
+            examine(str(tmp_path / "2"), repair=True)
+        assert torn.exists()
     examine(str(tmp_path / "2"), repair=True)
     assert table(tmp_path / "2") == expected

@@ -1,0 +1,42 @@
+"""How `cure-ray certify` reads its budgets."""
+
+import pytest
+
+from cure_ray.certify.settings import CASCADE, DEFAULT_STAGES, CascadeSettings
+from cure_ray.commands.certify_options import LONG, cascade_settings, parse_seconds
+from cure_ray.config import Certification
+from cure_ray.errors import UserError
+
+
+def settings(budget: str | None = None, nodes: int | None = None, engine: str = "native", **experiment: float) -> CascadeSettings:
+    defaults = Certification.model_validate(experiment) if experiment else None
+    return cascade_settings(defaults, None, budget, nodes, engine, True)
+
+
+def test_branch_and_bound_runs_when_a_budget_says_so() -> None:
+    assert settings().stages == DEFAULT_STAGES
+    assert settings("10s") == CascadeSettings(CASCADE, 10.0)
+    assert settings(nodes=1000) == CascadeSettings(CASCADE, LONG, 1000)
+    assert settings("2m", 1000) == CascadeSettings(CASCADE, 120.0, 1000)
+    assert settings("0", 1000).stages == settings(nodes=0).stages == DEFAULT_STAGES
+
+
+def test_the_experiment_s_budget_holds_until_the_command_line_names_another() -> None:
+    assert settings(seconds=5.0) == CascadeSettings(CASCADE, 5.0)
+    assert settings(nodes=7, seconds=5.0) == CascadeSettings(CASCADE, 5.0, 7)
+    assert settings("0", seconds=5.0).seconds == 0
+
+
+def test_an_engine_without_branch_and_bound_is_not_asked_for_it() -> None:
+    assert settings(nodes=1000, engine="auto_lirpa").stages == DEFAULT_STAGES
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10s", 10.0), ("2m", 120.0), ("1h", 3600.0), ("0.5", 0.5), ("0", 0.0)])
+def test_times(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1s", "infs", "nan", ""])
+def test_bad_times(text: str) -> None:
+    with pytest.raises(UserError, match="--budget"):
+        parse_seconds(text)
