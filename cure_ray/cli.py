@@ -7,7 +7,7 @@ import typer
 
 from cure_ray import __version__
 from cure_ray.commands import certify, data, doctor, export, fsck, quickstart, report, show, status, submit, sweep, train
-from cure_ray.errors import SoundnessError, UserError
+from cure_ray.errors import SoundnessError, UserError, storage_full
 
 app = typer.Typer(
     name="cure-ray",
@@ -53,6 +53,11 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if not storage_full(error):
+            raise
+        print(f"error: no room left for {error.filename or 'a file'}; free some space and run the same command again", file=sys.stderr)
         sys.exit(2)
     except StoppedError as error:
         print(error, file=sys.stderr)

@@ -3,7 +3,6 @@
 DIR/experiment.yaml, DIR/run.json (hardware, versions), DIR/metrics.jsonl (one line per epoch), DIR/checkpoints/epoch_NNNN/.
 """
 
-import errno
 import json
 import os
 import platform
@@ -30,7 +29,7 @@ from cure_ray.checkpoints import (
 )
 from cure_ray.config import Experiment, dump_experiment, load_experiment
 from cure_ray.datasets import Images, load_dataset
-from cure_ray.errors import UserError
+from cure_ray.errors import NoRoomError, UserError, storage_full
 from cure_ray.metrics import METRICS, rewind_metrics
 from cure_ray.progress import TrainingReporter
 from cure_ray.training.epochs import DivergedError, Learner
@@ -89,7 +88,8 @@ def claim_directory(directory: Path, experiment: Experiment, resume: bool) -> No
         partial.write_text(dump_experiment(experiment))
         partial.replace(described)
     except OSError as error:
-        raise UserError(f"cannot write to {directory}: {error.strerror}. Choose another --out.") from None
+        kind = NoRoomError if storage_full(error) else UserError
+        raise kind(f"cannot write to {directory}: {error.strerror}. Choose another --out.") from None
 
 
 def check_disk(directory: Path, experiment: Experiment) -> None:
@@ -98,7 +98,7 @@ def check_disk(directory: Path, experiment: Experiment) -> None:
     need = checkpoint_bytes(new_network(experiment), branches) * (experiment.execution.keep_checkpoints + 1)
     free = shutil.disk_usage(directory).free
     if free < need:
-        raise UserError(
+        raise NoRoomError(
             f"{directory} has {free / 1e6:.0f} MB free, but this run needs about {need / 1e6:.0f} MB for "
             f"{experiment.execution.keep_checkpoints} checkpoints and one being written. Free some, lower "
             "execution.keep_checkpoints, or choose another --out."
@@ -191,9 +191,9 @@ def write_epoch(directory: Path, progress: Progress, experiment: Experiment, met
         with (directory / METRICS).open("a") as file:
             file.write(json.dumps(metrics) + "\n")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not storage_full(error):
             raise
-        raise UserError(
+        raise NoRoomError(
             f"the disk of {directory} is full; epoch {progress.epoch} could not be saved, earlier checkpoints are intact. "
             "Free some space and continue with --resume."
         ) from None

@@ -22,9 +22,9 @@ REPORTED = 64  # open leaves whose bounds are worth a float64 evaluation when a 
 
 @dataclass(frozen=True)
 class Settings:
-    iterations: int = 7
-    width: int = 8  # nodes of a sample split at a time, whoever shares the batch: its tree depends on nothing but itself
-    candidates: int = 3
+    iterations: int = 4
+    width: int = 16  # nodes of a sample split at a time, whoever shares the batch: its tree depends on nothing but itself
+    candidates: int = 1
     rate: float = 0.1
     decay: float = 0.98
     patience: int = 60  # iterations on a sub-problem with nothing left to split before its sample is given up

@@ -17,14 +17,15 @@ import ray
 from cure_ray.cluster.layout import GRACE, RUNNING, trial_home
 from cure_ray.cluster.space import Sweep, experiment_at
 from cure_ray.config import Experiment
-from cure_ray.errors import SoundnessError
+from cure_ray.errors import SoundnessError, storage_full
 from cure_ray.metrics import read_metrics
 
 Row = dict[str, Any]
 Report = Callable[[Row], None]
 MAX_DEATHS = 8  # of the processes of one leg; each costs at most the epoch it was in
 MAX_ERRORS = 2  # exceptions that are ours and not the cluster's: they tend to come back
-RUNG, OBJECTIVE, FAILED, UNSOUND, NOTE = "rung", "objective", "failed", "unsound", "note"  # what a report may hold besides metrics
+# What a report may hold besides metrics.
+RUNG, OBJECTIVE, FAILED, UNSOUND, FULL, NOTE = "rung", "objective", "failed", "unsound", "full", "note"
 # Tune runs a trial inside a placement group of its own; tasks that it starts must not look for their CPUs there.
 OUTSIDE = {"scheduling_strategy": "DEFAULT", "max_retries": 0}  # retries are ours: Ray burns its own within seconds on a dying node
 
@@ -153,6 +154,8 @@ def _result(ref: Any, seed: int, ends: Counter[tuple[int, bool]], report: Report
         cause = getattr(error, "cause", None) or error
     if isinstance(cause, SoundnessError):
         raise _EndedError({UNSOUND: str(cause)})
+    if storage_full(cause):
+        raise _EndedError({FULL: str(cause)})
     kind, ours = type(cause).__name__, not isinstance(cause, ray.exceptions.RayError)
     ends[seed, ours] += 1
     if ends[seed, ours] > (MAX_ERRORS if ours else MAX_DEATHS):

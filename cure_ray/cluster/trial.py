@@ -19,7 +19,7 @@ from cure_ray.cluster.ranks import phases, rank_need
 from cure_ray.cluster.session import Need
 from cure_ray.cluster.workers import train_parallel
 from cure_ray.config import Experiment
-from cure_ray.errors import UserError
+from cure_ray.errors import NoRoomError, UserError
 from cure_ray.metrics import read_metrics
 from cure_ray.run import StoppedError, train_run
 
@@ -60,6 +60,8 @@ def train_leg(leg: Leg) -> LegResult:
             train_parallel(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
         else:
             train_run(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
+    except NoRoomError:  # no fault of this configuration, which another time is as good as any
+        raise
     except UserError as error:
         return LegResult({}, str(error))
     except StoppedError as stopped:  # a signal to this process (preemption): for those who wait for it, a death like any other

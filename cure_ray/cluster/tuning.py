@@ -16,13 +16,13 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
-from cure_ray.cluster.driver import FAILED, MAX_DEATHS, NOTE, OBJECTIVE, RUNG, UNSOUND, Driver
+from cure_ray.cluster.driver import FAILED, FULL, MAX_DEATHS, NOTE, OBJECTIVE, RUNG, UNSOUND, Driver
 from cure_ray.cluster.layout import TUNE
 from cure_ray.cluster.ledger import Ledger
 from cure_ray.cluster.session import Need
 from cure_ray.cluster.space import Sweep
 from cure_ray.config import Experiment
-from cure_ray.errors import SoundnessError, UserError
+from cure_ray.errors import NoRoomError, SoundnessError, UserError
 
 ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours
@@ -75,13 +75,20 @@ class LedgerScheduler(FIFOScheduler):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger, self.unsound = ledger, ""
+        self.ledger = ledger
+        self.halted: SoundnessError | NoRoomError | None = None  # why the whole sweep ends: Tune wraps what its schedulers raise
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         number = trial.config["trial"]
         if UNSOUND in result:
-            self.unsound = result[UNSOUND]
-            raise SoundnessError(self.unsound)
+            self.halted = SoundnessError(result[UNSOUND])
+        elif FULL in result:  # the trial stays running in the study: whoever continues the sweep takes it over
+            self.halted = NoRoomError(
+                f"no room in {self.ledger.directory}: trial {number} could not go on ({result[FULL]}). Nothing is lost: free some space "
+                "and run the same command again."
+            )
+        if self.halted is not None:
+            raise self.halted
         if FAILED in result:
             self.ledger.failed(number, result[FAILED])
             return TrialScheduler.STOP
@@ -173,8 +180,8 @@ def run_trials(driver: Driver, ledger: Ledger, need: NeedOf, capacity: Callable[
     try:
         tuner.fit()
     except tune.TuneError:
-        if scheduler.unsound:  # Tune wraps what its schedulers raise
-            raise SoundnessError(scheduler.unsound) from None
+        if scheduler.halted is not None:
+            raise scheduler.halted from None
         raise
 
 

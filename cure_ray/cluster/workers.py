@@ -137,7 +137,7 @@ def _user_error(error: BaseException) -> UserError | None:
         inner = getattr(cause, "cause", None)
         for candidate in (cause, inner, getattr(cause, "__cause__", None)):
             if isinstance(candidate, UserError):
-                return UserError(str(candidate))
+                return type(candidate)(str(candidate))
     return None
 
 

@@ -1,10 +1,12 @@
 """Sweeps: killed, shared and continued, they run every configuration once, and every trial can be re-run alone to the bit."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,13 @@ from typing import Any, cast
 
 import optuna
 import pytest
+import ray
 import yaml
 from cluster_helpers import files_of
 from optuna.trial import TrialState
 
 from cure_ray.checkpoints import resolve_checkpoint
+from cure_ray.cluster.driver import _EndedError, _result
 from cure_ray.cluster.ledger import Ledger
 from cure_ray.cluster.report import describe_directory
 from cure_ray.cluster.session import Session
@@ -25,7 +29,7 @@ from cure_ray.cluster.study import claim, open_study, submission
 from cure_ray.cluster.sweep import best_runs, run_sweep
 from cure_ray.cluster.tuning import LedgerScheduler, loggers
 from cure_ray.config import load_experiment
-from cure_ray.errors import SoundnessError, UserError
+from cure_ray.errors import NoRoomError, SoundnessError, UserError
 from cure_ray.run import train_run
 
 SWEEP = {
@@ -109,7 +113,31 @@ def test_a_soundness_failure_in_a_trial_stops_the_sweep_and_is_kept_for_the_user
     scheduler = LedgerScheduler(cast(Ledger, None))
     with pytest.raises(SoundnessError, match="margin"):
         scheduler.on_trial_result(None, SimpleNamespace(config={"trial": 0}), {"unsound": "a margin was wrong"})
-    assert scheduler.unsound == "a margin was wrong"  # Tune hides what its schedulers raise
+    assert isinstance(scheduler.halted, SoundnessError)  # Tune hides what its schedulers raise
+
+
+def test_a_full_disk_ends_the_call_and_costs_no_trial(ray_session: Session, tmp_path: Path) -> None:
+    @ray.remote(num_cpus=0)
+    def leg(error: Exception) -> None:
+        raise error
+
+    for error in (NoRoomError("epoch 3 could not be saved"), OSError(errno.ENOSPC, "No space left on device")):
+        with pytest.raises(_EndedError) as ended:
+            _result(leg.remote(error), 0, Counter(), lambda row: None)
+        assert "full" in ended.value.row
+    sweep = Sweep.model_validate(SWEEP)
+    claim(tmp_path, sweep)
+    with submission(tmp_path, {}) as me:
+        ledger = Ledger(sweep, tmp_path, me.number, lambda text: None)
+        trial = ledger.next()
+        assert trial is not None
+        scheduler = LedgerScheduler(ledger)
+        with pytest.raises(NoRoomError, match="free some space and run the same command again"):
+            scheduler.on_trial_result(None, SimpleNamespace(config={"trial": trial.number}), ended.value.row)
+    with submission(tmp_path, {}) as me:
+        again = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
+        assert again is not None
+        assert (again.number, again.point) == (trial.number, trial.point)
 
 
 @pytest.mark.parametrize(("line", "says"), [({"wandb": {}}, "pip install wandb"), ({"mlflow": {}}, "pip install mlflow")])
