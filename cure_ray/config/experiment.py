@@ -57,7 +57,9 @@ class Certification(Model):
         description="Stages of the cascade, in order. Add branch-and-bound, with a budget, to decide more.",
     )
     seconds: NonNegative = Field(0.0, description="Branch-and-bound budget per sample and threat, in seconds; 0: it does not run (A27).")
-    nodes: Annotated[int, Field(ge=0)] = Field(20000, description="The same in sub-problems; with seconds: 3600 practically the only limit.")
+    nodes: Annotated[int, Field(ge=0)] = Field(
+        20000, description="The same in sub-problems; with seconds: 3600 practically the only limit."
+    )
 
     @field_validator("threats", mode="before")
     @classmethod
