@@ -2,7 +2,8 @@
 
     python benchmarks/branching.py --checkpoint results/mnist-study/runs/max-seed0 [--checkpoint ...] --data DIR
 
-Both ways run side by side in one process, taking turns, and are compared by CPU time. Writes docs/benchmarks.md, "Branch and bound".
+Both ways run in one process, one after the other on the same samples, and are compared by CPU time. Writes the section "Branch and
+bound" of docs/benchmarks.md.
 """
 
 import argparse

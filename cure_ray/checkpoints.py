@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,17 @@ def versions() -> dict[str, str]:
     return {"cure_ray": cure_ray.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """safetensors tells a full disk by an error of its own with the system's number in its text."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+
+
 def save_checkpoint(
     directory: Path,
     experiment: Experiment,
@@ -59,9 +71,9 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
-        save_file({k: v.contiguous() for k, v in weights.items()}, partial / WEIGHTS)
+        _save_tensors({k: v.contiguous() for k, v in weights.items()}, partial / WEIGHTS)
         for name, tensors in optimizers.items():
-            save_file(dict(tensors), partial / f"optimizer_{name}.safetensors")
+            _save_tensors(tensors, partial / f"optimizer_{name}.safetensors")
         digest = state_digest(weights)
         meta = {
             "format": FORMAT,

@@ -14,12 +14,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cure_ray import checkpoints
 from cure_ray.checkpoints import list_checkpoints, load_checkpoint
 from cure_ray.config import METHODS, Experiment, dump_experiment, resolve
-from cure_ray.errors import UserError
+from cure_ray.errors import NoRoomError, UserError
 from cure_ray.metrics import read_metrics
 from cure_ray.run import train_run
 
@@ -190,18 +191,26 @@ def test_a_diverging_loss_stops_with_the_step_and_the_term(tmp_path: Path) -> No
         assert load_checkpoint(path).epoch >= 1
 
 
-def test_a_full_disk_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),  # as safetensors 0.8 says it
+        SafetensorError(f"Error while serializing: I/O error: Disk quota exceeded (os error {errno.EDQUOT})"),
+    ],
+)
+def test_a_full_disk_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     real = checkpoints.save_file
     calls = []
 
     def full(tensors: Any, path: Any) -> None:
         calls.append(path)
         if len(calls) > 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error
         real(tensors, path)
 
     monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(UserError, match=r"disk of .* is full; epoch 2 could not be saved"):
+    with pytest.raises(NoRoomError, match=r"disk of .* is full; epoch 2 could not be saved"):
         train_run(quick("linf"), tmp_path / "run", quiet=True)
     assert load_checkpoint(tmp_path / "run").epoch == 1
     assert not list((tmp_path / "run" / "checkpoints").glob(".*partial"))

@@ -17,13 +17,13 @@ from cure_ray.bounds.nodes import Nodes, Pool
 from cure_ray.bounds.relaxation import Relaxation
 from cure_ray.bounds.subproblems import Space
 
-REPORTED = 64  # open leaves whose bounds are worth a float64 evaluation when a search ends
+REPORTED = 64  # open leaves of a sample whose bounds are worth a float64 evaluation when a search ends
 
 
 @dataclass(frozen=True)
 class Settings:
     iterations: int = 4
-    width: int = 16  # nodes of a sample split at a time, whoever shares the batch: its tree depends on nothing but itself
+    width: int = 16  # nodes of a sample split at a time, whoever shares the batch
     candidates: int = 1
     rate: float = 0.1
     decay: float = 0.98
@@ -119,7 +119,7 @@ class Search:
         depth_B, end_B = ((1 + n / (2 * trees_B)).log2() for n in (used_B, float(nodes)))
         root_B = self.base_BS.amin(1).clamp_max(0)
         worst_B = root_B.scatter_reduce(0, self.open.samples(), self.open.bounds().to(root_B.dtype), "amin", include_self=False)
-        gained_B = (worst_B - root_B) * end_B / depth_B
+        gained_B = (worst_B - root_B).clamp_min(0) * end_B / depth_B
         asked_B = (used_B >= least) & (depth_B >= deep)
         return (asked_B & (gained_B < -self.settings.hope * root_B)).nonzero(as_tuple=True)[0]
 
@@ -137,10 +137,9 @@ class Search:
         margin keeps the bound it had before the search."""
         if len(dropped) == 0:
             return
-        if len(dropped) > REPORTED:
-            value_D = self.base_BS[dropped.sample_D, dropped.spec_D]
-        else:
-            value_D = self._exactly(dropped)
+        few_D = torch.bincount(dropped.sample_D, minlength=len(self.nodes))[dropped.sample_D] <= REPORTED
+        value_D = self.base_BS[dropped.sample_D, dropped.spec_D]
+        value_D[few_D] = self._exactly(dropped.select(few_D)).to(value_D.dtype)
         self.dropped_BS = _worst(self.dropped_BS, dropped, value_D)
 
     def _finish(self, stuck: Nodes) -> None:
@@ -252,8 +251,13 @@ class Search:
     def _exactly(self, nodes: Nodes) -> Tensor:
         """The bounds of these sub-problems in the deciding precision, with the slopes and multipliers the search found."""
         dtype = self.exact.lower_BN.dtype
-        alpha_DU, beta_DU = nodes.alpha_DU.to(dtype), nodes.beta_DU.to(dtype)
-        return self.exact.bound(nodes.sample_D, nodes.spec_D, nodes.split_DU, alpha_DU, beta_DU)[0].value_BS[:, 0]
+        value_D = torch.zeros(len(nodes), dtype=dtype, device=nodes.bound_D.device)
+        for start in range(0, len(nodes), REPORTED):
+            index = torch.arange(start, min(start + REPORTED, len(nodes)), device=nodes.bound_D.device)
+            part = nodes.select(index)
+            found, _ = self.exact.bound(part.sample_D, part.spec_D, part.split_DU, part.alpha_DU.to(dtype), part.beta_DU.to(dtype))
+            value_D[index] = found.value_BS[:, 0]
+        return value_D
 
 
 def _worst(table_BS: Tensor, nodes: Nodes, value_D: Tensor) -> Tensor:

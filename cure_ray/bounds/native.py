@@ -168,11 +168,15 @@ class NativeEngine:
         bounds = interval_bounds(decide, problem.domain)
         if search.hidden < 2 or self.hidden == "ibp":
             return bounds
-        work = sum(int(b.unstable().sum()) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
-        if self.hidden == "alpha" or (self.hidden == "auto" and work <= self.work_limit * problem.size):
-            elements = self._elements(search)
-            return optimised_bounds(search, decide, problem.domain, elements, self.hidden_iterations)
-        return crown_bounds(decide, problem.domain, self._elements(decide)) if self.hidden == "crown" else bounds
+        if self.hidden == "crown":
+            return crown_bounds(decide, problem.domain, self._elements(decide))
+        work_B = sum(b.unstable().sum(1) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
+        affordable_B = torch.as_tensor(work_B <= self.work_limit, device=self.device) | (self.hidden == "alpha")
+        chosen = affordable_B.nonzero(as_tuple=True)[0]
+        if len(chosen) == 0:
+            return bounds
+        tight = optimised_bounds(search, decide, problem.domain.select(chosen), self._elements(search), self.hidden_iterations)
+        return [loose.replaced(chosen, better) for loose, better in zip(bounds, tight, strict=True)]
 
     def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
         def run(problem: NativeProblem) -> list[Branching]:

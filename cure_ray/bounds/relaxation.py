@@ -27,6 +27,11 @@ class LayerBounds:
     def unstable(self) -> Tensor:
         return (self.lower_BN < 0) & (self.upper_BN > 0)
 
+    def replaced(self, index: Tensor, by: "LayerBounds") -> "LayerBounds":
+        """These samples' bounds by others."""
+        rows = ((self.lower_BN, by.lower_BN), (self.upper_BN, by.upper_BN), (self.scale_BN, by.scale_BN))
+        return LayerBounds(*(whole.index_copy(0, index, part) for whole, part in rows))
+
     def tightened(self, lower_BN: Tensor, upper_BN: Tensor) -> "LayerBounds":
         """The intersection. torch.maximum and minimum hand NaN on, so a bound that failed stays visible."""
         return LayerBounds(torch.maximum(self.lower_BN, lower_BN), torch.minimum(self.upper_BN, upper_BN), self.scale_BN)

@@ -1,5 +1,6 @@
 """Repair of a results store: throw away what fsck named, and compute exactly what is missing then, to the same bytes."""
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,20 +23,38 @@ from cure_ray.threats import Threat
 
 def repair_store(store: Store, findings: Sequence[Finding], workers: int, data_dir: str | Path | None, address: str | None = None) -> None:
     """Resume is the repair: a shard that is not there is computed by the run it belongs to."""
+    begun = _runs_with_rows(store)
     for goal in store.plans():
-        installed = engine_version(goal["engine"])
-        if installed != goal["engine_version"]:
-            raise UserError(
-                f"{store.root} was certified by the {goal['engine']} engine {goal['engine_version']}, this is {installed}: verdicts of "
-                "the two must not be mixed. Repair it with that version, or certify again into another directory"
+        if goal["run_id"] in begun and not _same_version(goal) and any(_concerns(finding, goal) for finding in findings):
+            raise UserError(  # before anything is thrown away
+                f"{store.root} was certified by the {goal['engine']} engine {goal['engine_version']}, this is "
+                f"{engine_version(goal['engine'])}: verdicts of the two must not be mixed. Repair it with that version, or certify again "
+                "into another directory"
             )
     for finding in findings:
         if finding.file is not None:
             store.discard(finding.file)
     _drop_broken_witnesses(store)
     for goal in store.plans():
-        if _absent(store, goal):
+        if _absent(store, goal) and (goal["run_id"] in begun or _same_version(goal)):  # another version's plan without rows is stale
             _recompute(store, goal, workers, data_dir, address)
+
+
+def _same_version(goal: Mapping[str, Any]) -> bool:
+    return engine_version(goal["engine"]) == goal["engine_version"]
+
+
+def _concerns(finding: Finding, goal: Mapping[str, Any]) -> bool:
+    """Whether its repair would compute rows of this run; one of a witness may."""
+    return goal["checkpoint_digest"][:12] in f"{finding.file} {finding.what}" or "witness" in finding.what
+
+
+def _runs_with_rows(store: Store) -> set[str]:
+    found = set[str]()
+    for name in store.shards():
+        with contextlib.suppress(UserError):  # a torn one
+            found |= set(store.read_shard(name, ["run_id"]).column("run_id").to_pylist())
+    return found
 
 
 def _drop_broken_witnesses(store: Store) -> None:

@@ -66,12 +66,29 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
+def _cut_torn_line(journal: Path) -> None:
+    """A write that a full disk cut short leaves half a line; the next one would be glued to it and make the journal unreadable."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
+        return
+    writers = JournalFileSymlinkLock(str(journal))  # the one Optuna's own writers take
+    writers.acquire()
+    try:
+        content = journal.read_bytes()
+        os.truncate(journal, content.rfind(b"\n") + 1)
+    finally:
+        writers.release()
+
+
 def open_study(directory: Path, sweep: Sweep, sampler: "optuna.samplers.BaseSampler | None" = None) -> optuna.Study:
     """The sweep's study, made if need be."""
     optuna.logging.set_verbosity(logging.WARNING)
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    if sampler is not None and not sweep.storage:  # a call that will write
+        _cut_torn_line(directory / JOURNAL)
     try:
         storage: Any = sweep.storage or JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
         return optuna.create_study(

@@ -7,7 +7,7 @@ again: a sweep's truth is its Optuna study and its run directories, which severa
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from cure_ray.cluster.ledger import Ledger
 from cure_ray.cluster.session import Need
 from cure_ray.cluster.space import Sweep
 from cure_ray.config import Experiment
-from cure_ray.errors import NoRoomError, SoundnessError, UserError
+from cure_ray.errors import NoRoomError, SoundnessError, UserError, storage_full
 
 ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # signals are ours
@@ -83,10 +83,7 @@ class LedgerScheduler(FIFOScheduler):
         if UNSOUND in result:
             self.halted = SoundnessError(result[UNSOUND])
         elif FULL in result:  # the trial stays running in the study: whoever continues the sweep takes it over
-            self.halted = NoRoomError(
-                f"no room in {self.ledger.directory}: trial {number} could not go on ({result[FULL]}). Nothing is lost: free some space "
-                "and run the same command again."
-            )
+            self.halted = NoRoomError(_no_room(self.ledger, f"trial {number} could not go on ({result[FULL]})"))
         if self.halted is not None:
             raise self.halted
         if FAILED in result:
@@ -179,10 +176,23 @@ def run_trials(driver: Driver, ledger: Ledger, need: NeedOf, capacity: Callable[
     )
     try:
         tuner.fit()
-    except tune.TuneError:
+    except tune.TuneError as error:
         if scheduler.halted is not None:
             raise scheduler.halted from None
+        if any(map(storage_full, _origins(error))):
+            raise NoRoomError(_no_room(ledger, "the study could not be written")) from None
         raise
+
+
+def _no_room(ledger: Ledger, what: str) -> str:
+    return f"no room in {ledger.directory}: {what}. Nothing is lost: free some space and run the same command again."
+
+
+def _origins(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from: Tune wraps what its parts raise into its own."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _function(driver: Driver) -> Callable[[dict[str, Any]], None]:

@@ -21,7 +21,7 @@ from cure_ray.cluster.ranks import Phase, check_batch, phases, rank_need
 from cure_ray.cluster.session import Session, require, session
 from cure_ray.config import Experiment
 from cure_ray.datasets import load_dataset
-from cure_ray.errors import UserError
+from cure_ray.errors import NoRoomError, UserError, storage_full
 from cure_ray.metrics import read_metrics
 from cure_ray.progress import TrainingReporter
 from cure_ray.run import RunResult, StoppedError, check_disk, claim_directory, newest_intact, prune
@@ -136,8 +136,10 @@ def _user_error(error: BaseException) -> UserError | None:
     for cause in causes:
         inner = getattr(cause, "cause", None)
         for candidate in (cause, inner, getattr(cause, "__cause__", None)):
+            if isinstance(candidate, BaseException) and storage_full(candidate):
+                return NoRoomError(str(candidate))
             if isinstance(candidate, UserError):
-                return type(candidate)(str(candidate))
+                return UserError(str(candidate))
     return None
 
 

@@ -35,7 +35,7 @@ def certify(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=0, help="Branch-and-bound sub-problems per sample and threat, e.g. 1000. Results are the same on any machine."),
+        typer.Option(min=0, help="Branch-and-bound sub-problems per sample and threat, e.g. 1000. Alone, time is no limit (but an hour)."),
     ] = None,
     union_only: Annotated[bool, typer.Option("--union-only", help="Stop a sample at its first failed norm; gives the union only")] = False,
     no_box: Annotated[bool, typer.Option("--no-box", help="Bound the whole ball, not ball∩[0,1]: looser, as other tools do.")] = False,

@@ -25,7 +25,7 @@ def cascade_settings(
 ) -> CascadeSettings:  # fmt: skip
     base = CascadeSettings(defaults.stages if defaults else DEFAULT_STAGES)
     seconds = parse_seconds(budget) if budget is not None else (defaults.seconds if defaults else 0.0)
-    if budget is None and nodes and not seconds:
+    if budget is None and nodes:
         seconds = LONG
     picked = tuple(s.strip() for s in stages.split(",") if s.strip()) if stages else base.stages
     if stages is None and seconds > 0 and engine == "native" and "branch-and-bound" not in picked:
@@ -34,5 +34,7 @@ def cascade_settings(
         picked = tuple(s for s in picked if s != "branch-and-bound")
     if "branch-and-bound" in picked and seconds <= 0 and stages is not None:
         raise UserError("branch-and-bound needs a budget per sample, for example --nodes 1000 or --budget 10s")
+    if "branch-and-bound" not in picked:
+        seconds = 0.0
     limit = nodes if nodes is not None else (defaults.nodes if defaults else base.nodes)
     return CascadeSettings(picked, seconds, limit, box=box, patch_precheck=patch_precheck, separate_logits=separate_logits)

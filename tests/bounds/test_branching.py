@@ -60,6 +60,23 @@ def test_a_tree_depends_on_nothing_but_its_sample() -> None:
     assert searched(memory_budget=1 << 20)[:2] == (proven, nodes)  # few at a time
 
 
+def test_which_hidden_bounds_a_sample_gets_does_not_depend_on_its_company() -> None:
+    net = network(2)
+    x = torch.rand(COUNT, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    y = net(x).argmax(1)
+    threat = Threat("l1", 2.7)
+    engines = [NativeEngine(net, hidden=hidden, stop_early=False) for hidden in ("alpha", "ibp")]
+    best, fixed = (e.margins(e.problem(x, y, threat), "alpha-crown") for e in engines)
+    e = NativeEngine(net, work_limit=12_450, stop_early=False)  # some of these samples need a little more, some a little less
+    together = e.margins(e.problem(x, y, threat), "alpha-crown")
+    tight = [bool(torch.allclose(together[b], best[b], atol=1e-6)) for b in range(COUNT)]
+    assert 0 < sum(tight) < COUNT
+    for b in range(COUNT):
+        alone = e.margins(e.problem(x[b : b + 1], y[b : b + 1], threat), "alpha-crown")[0]
+        torch.testing.assert_close(alone, together[b], atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone, (best if tight[b] else fixed)[b], atol=1e-5, rtol=0)
+
+
 def test_hopeless_samples_are_given_up_and_the_others_are_not() -> None:
     stubborn, all_nodes, _ = searched(Settings(hope=0.0))
     proven, nodes, found = searched()

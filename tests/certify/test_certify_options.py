@@ -23,12 +23,14 @@ def test_branch_and_bound_runs_when_a_budget_says_so() -> None:
 
 def test_the_experiment_s_budget_holds_until_the_command_line_names_another() -> None:
     assert settings(seconds=5.0) == CascadeSettings(CASCADE, 5.0)
-    assert settings(nodes=7, seconds=5.0) == CascadeSettings(CASCADE, 5.0, 7)
+    assert settings("5s", 7, seconds=60.0) == CascadeSettings(CASCADE, 5.0, 7)
+    assert settings(nodes=7, seconds=60.0) == CascadeSettings(CASCADE, LONG, 7)  # named alone, nodes are the limit
     assert settings("0", seconds=5.0).seconds == 0
 
 
 def test_an_engine_without_branch_and_bound_is_not_asked_for_it() -> None:
-    assert settings(nodes=1000, engine="auto_lirpa").stages == DEFAULT_STAGES
+    assert settings(nodes=1000, engine="auto_lirpa") == CascadeSettings(nodes=1000)
+    assert cascade_settings(None, "ibp", None, 1000, "native", True) == CascadeSettings(("ibp",), nodes=1000)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10s", 10.0), ("2m", 120.0), ("1h", 3600.0), ("0.5", 0.5), ("0", 0.0)])

@@ -1,5 +1,6 @@
 """Distributed certification: one table, whatever the workers and whoever dies."""
 
+import json
 import os
 import signal
 import threading
@@ -114,5 +115,8 @@ def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
         with pytest.raises(UserError, match=r"engine .*, this is 99\.0: verdicts of the two must not be mixed"):
             examine(str(tmp_path / "2"), repair=True)
         assert torn.exists()
+    plan = json.loads(next((tmp_path / "2" / "plans").iterdir()).read_text())
+    stale = {**plan, "run_id": "0" * 16, "engine_version": "0.0.1"}  # another version began here and wrote nothing
+    (tmp_path / "2" / "plans" / f"{'0' * 16}.json").write_text(json.dumps(stale))
     examine(str(tmp_path / "2"), repair=True)
     assert table(tmp_path / "2") == expected

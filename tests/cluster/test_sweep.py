@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 
 from cure_ray.checkpoints import resolve_checkpoint
 from cure_ray.cluster.driver import _EndedError, _result
+from cure_ray.cluster.layout import JOURNAL
 from cure_ray.cluster.ledger import Ledger
 from cure_ray.cluster.report import describe_directory
 from cure_ray.cluster.session import Session
@@ -138,6 +139,38 @@ def test_a_full_disk_ends_the_call_and_costs_no_trial(ray_session: Session, tmp_
         again = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
         assert again is not None
         assert (again.number, again.point) == (trial.number, trial.point)
+
+
+def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_study(tmp_path: Path) -> None:
+    sweep = Sweep.model_validate(SWEEP)
+    claim(tmp_path, sweep)
+    with submission(tmp_path, {}) as me:
+        trial = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
+    journal = tmp_path / JOURNAL
+    intact = journal.read_bytes()
+    for torn in (b"{", b'{"op_code": 4, "worker_id": "a'):
+        journal.write_bytes(intact + torn)
+        with submission(tmp_path, {}) as me:
+            again = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
+        assert trial is not None
+        assert again is not None
+        assert again.number == trial.number
+        assert open_study(tmp_path, sweep).get_trials()  # whoever only looks can read it too
+
+
+def test_what_ray_train_wraps_is_unwrapped() -> None:
+    from cure_ray.cluster.workers import _user_error
+
+    def wrapped(error: Exception) -> Exception:
+        outer = RuntimeError("training failed")
+        outer.worker_failures = {0: error}  # type: ignore[attr-defined]
+        return outer
+
+    full, wrong = _user_error(wrapped(OSError(errno.ENOSPC, "No space left on device"))), _user_error(wrapped(UserError("lr < 0")))
+    assert isinstance(full, NoRoomError)
+    assert isinstance(wrong, UserError)
+    assert not isinstance(wrong, NoRoomError)
+    assert _user_error(wrapped(OSError(errno.EIO, "I/O error"))) is None
 
 
 @pytest.mark.parametrize(("line", "says"), [({"wandb": {}}, "pip install wandb"), ({"mlflow": {}}, "pip install mlflow")])
