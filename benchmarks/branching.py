@@ -86,7 +86,8 @@ def main() -> None:
         "",
         f"The first {arguments.open} of the first {arguments.samples} test images that alpha-CROWN leaves open; attacks would "
         "break some of them. Networks are called as in docs/results.md. A budget is looked at every 16 splits, so 20 nodes may be 50. "
-        f"*Without giving up*: proven with {BUDGETS[-1]:,} nodes when no sample is given up; nodes and CPU seconds (of branch and bound alone) compare the two.",
+        f"*Without giving up*: proven with {BUDGETS[-1]:,} nodes when no sample is given up; nodes and CPU seconds "
+        "(of branch and bound alone) compare the two.",
     ]
     write_section("Branch and bound", "\n".join(lines))
 
