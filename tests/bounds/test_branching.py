@@ -9,9 +9,10 @@ from test_native import network
 from cure_ray.bounds.branching import Settings
 from cure_ray.bounds.native import NativeEngine
 from cure_ray.bounds.nodes import Nodes, Pool
+from cure_ray.networks import Network
 from cure_ray.threats import Threat
 
-COUNT = 6
+COUNT, THREAT = 6, Threat("l1", 2.7)
 
 
 def numbered(first: int, count: int) -> Nodes:
@@ -41,13 +42,18 @@ def test_a_pool_returns_each_row_once_and_whole(seed: int) -> None:
         model = [n for n in model if n not in set(expected)]
 
 
-def searched(branching: Settings | None = None, samples: slice = slice(COUNT), **engine):  # type: ignore[no-untyped-def]
-    """Some samples of this problem need a few nodes, some hundreds, and some more than anybody has."""
+def example() -> tuple[Network, torch.Tensor, torch.Tensor]:
+    """A network and images; under THREAT some need a few nodes, some hundreds, and some more than anybody has."""
     net = network(2)
     x = torch.rand(COUNT, 1, 10, 10, generator=torch.Generator().manual_seed(0))
-    y = net(x).argmax(1)
+    return net, x, net(x).argmax(1)
+
+
+def searched(branching: Settings | None = None, samples: slice = slice(COUNT), **engine):  # type: ignore[no-untyped-def]
+    """Which samples are proven, the nodes of each, and all that is known of them."""
+    net, x, y = example()
     e = NativeEngine(net, branching=branching, **engine)
-    found = e.branch(e.problem(x[samples], y[samples], Threat("l1", 2.7)), seconds=1e9, nodes=320)
+    found = e.branch(e.problem(x[samples], y[samples], THREAT), seconds=1e9, nodes=320)
     return [bool((r.margins > 0).all()) for r in found], [r.nodes for r in found], found
 
 
@@ -61,18 +67,15 @@ def test_a_tree_depends_on_nothing_but_its_sample() -> None:
 
 
 def test_which_hidden_bounds_a_sample_gets_does_not_depend_on_its_company() -> None:
-    net = network(2)
-    x = torch.rand(COUNT, 1, 10, 10, generator=torch.Generator().manual_seed(0))
-    y = net(x).argmax(1)
-    threat = Threat("l1", 2.7)
+    net, x, y = example()
     engines = [NativeEngine(net, hidden=hidden, stop_early=False) for hidden in ("alpha", "ibp")]
-    best, fixed = (e.margins(e.problem(x, y, threat), "alpha-crown") for e in engines)
+    best, fixed = (e.margins(e.problem(x, y, THREAT), "alpha-crown") for e in engines)
     e = NativeEngine(net, work_limit=12_450, stop_early=False)  # some of these samples need a little more, some a little less
-    together = e.margins(e.problem(x, y, threat), "alpha-crown")
+    together = e.margins(e.problem(x, y, THREAT), "alpha-crown")
     tight = [bool(torch.allclose(together[b], best[b], atol=1e-6)) for b in range(COUNT)]
     assert 0 < sum(tight) < COUNT
     for b in range(COUNT):
-        alone = e.margins(e.problem(x[b : b + 1], y[b : b + 1], threat), "alpha-crown")[0]
+        alone = e.margins(e.problem(x[b : b + 1], y[b : b + 1], THREAT), "alpha-crown")[0]
         torch.testing.assert_close(alone, together[b], atol=1e-5, rtol=0)
         torch.testing.assert_close(alone, (best if tight[b] else fixed)[b], atol=1e-5, rtol=0)
 
@@ -93,11 +96,9 @@ def test_hopeless_samples_are_given_up_and_the_others_are_not() -> None:
 
 
 def test_the_margins_of_open_samples_lie_between_the_roots_and_the_truth() -> None:
-    net = network(2)
-    x = torch.rand(COUNT, 1, 10, 10, generator=torch.Generator().manual_seed(0))
-    y = net(x).argmax(1)
+    net, x, y = example()
     e = NativeEngine(net)
-    problem = e.problem(x, y, Threat("l1", 2.7))
+    problem = e.problem(x, y, THREAT)
     roots = e.margins(problem, "alpha-crown")
     logits = net(x).double()
     for nodes in (10, 100, 320):
