@@ -4,6 +4,7 @@ Everything that judges the engine comes from soundness_points, never from the en
 functions: the mutation test runs them against altered copies of the package.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -49,6 +50,8 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
         assert (margins[proven] <= attained[proven] + TOLERANCE).all(), f"{stage}: a certificate above an attained margin"
     if branch:
         check_splits(engine, problem, layers, case.y)
+        at_x = replace(problem, domain=engine.problem(case.x, case.y, Threat(norm, 1e-9), box).domain)  # one point, the bounds of all
+        check_splits(engine, at_x, [z[:1] for z in layers], case.y)
         for b, result in enumerate(engine.branch(problem, seconds=0.4, nodes=40)):
             assert (result.margins <= attained[b] + TOLERANCE).all(), "branch and bound: above an attained margin"
             assert (result.margins <= clean[b] + TOLERANCE).all()
