@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.linear import Ascent
+from cure_ray.bounds.climbing import bounded
 from cure_ray.bounds.nodes import Nodes, Pool
-from cure_ray.bounds.relaxation import Relaxation
 from cure_ray.bounds.subproblems import Space
 
 REPORTED = 64  # open leaves of a sample whose bounds are worth a float64 evaluation when a search ends
@@ -76,8 +75,8 @@ class Search:
         if len(self.open):
             started = self.clock()
             roots = self.open.take(torch.arange(len(self.open), device=self.base_BS.device))
-            for index in torch.arange(len(roots), device=self.base_BS.device).split(2 * batch):
-                self.open.add(self._confirm(self._bounded(roots.select(index), 3)))
+            for part in roots.parts(2 * batch):
+                self.open.add(self._confirm(self._bounded(part, 3)))
             self._account(roots.sample_D, started)
         while len(self.open):
             started = self.clock()
@@ -89,8 +88,7 @@ class Search:
                 lost_D = self.lost_B[picked.sample_D]
                 self._note(picked.select(~stuck_D & lost_D))
                 picked = picked.select(~stuck_D & ~lost_D)
-            for start in range(0, len(picked), batch):
-                part = picked.select(torch.arange(start, min(start + batch, len(picked)), device=self.base_BS.device))
+            for part in picked.parts(batch):
                 self.open.add(self._confirm(self._children(part)))
             self._account(sample_D, started)
             over = [b for b in range(len(self.nodes)) if self.seconds[b] > seconds or self.nodes[b] >= nodes]
@@ -190,47 +188,8 @@ class Search:
         return self._bounded(children, self.settings.iterations)
 
     def _bounded(self, nodes: Nodes, iterations: int) -> Nodes:
-        """Ascent in slopes and multipliers together; also scores the next neurons to split."""
         s = self.settings
-        sample_D, split_DU = nodes.sample_D, nodes.split_DU
-        relaxations = self.quick.relaxations(sample_D, split_DU)
-        free_DU = self.quick.gather(sample_D, [r.unstable_BN.to(nodes.alpha_DU.dtype) for r in relaxations])
-        sign_DU = split_DU.to(nodes.alpha_DU.dtype)
-        alpha_DU, beta_DU = nodes.alpha_DU.clone(), nodes.beta_DU.clone()
-        best_D = torch.full_like(nodes.bound_D, -torch.inf)
-        best_alpha, best_beta = alpha_DU.clone(), beta_DU.clone()
-        ascent = Ascent([alpha_DU, beta_DU])
-        score_DU = second_DU = torch.zeros_like(alpha_DU)
-        for t in range(iterations):
-            found, _ = self.quick.bound(sample_D, nodes.spec_D, split_DU, alpha_DU, beta_DU, True, relaxations)
-            value_D = found.value_BS[:, 0]
-            better_D = value_D > best_D
-            best_D = torch.where(better_D, value_D, best_D)
-            best_alpha = torch.where(better_D.unsqueeze(1), alpha_DU, best_alpha)
-            best_beta = torch.where(better_D.unsqueeze(1), beta_DU, best_beta)
-            A_DU = self.quick.gather(sample_D, found.coefficients)
-            z_DU = self.quick.gather(sample_D, found.preactivations)
-            done = t + 1 == iterations or bool((best_D > 0).all())
-            if done:
-                score_DU, second_DU = self._scores(sample_D, relaxations, A_DU, z_DU, alpha_DU)
-                break
-            ascent.step([alpha_DU, beta_DU], [A_DU.clamp_min(0) * z_DU * free_DU, -z_DU * sign_DU], s.rate * s.decay**t)
-            alpha_DU.clamp_(0, 1)
-            beta_DU.clamp_min_(0)
-        candidate_DK = _candidates(score_DU, second_DU, free_DU > 0, s.candidates)
-        bound_D = torch.maximum(best_D, nodes.bound_D)  # a child is part of its parent
-        return Nodes(bound_D, sample_D, nodes.spec_D, split_DU, best_alpha, best_beta, candidate_DK)
-
-    def _scores(
-        self, sample_D: Tensor, relaxations: list[Relaxation], A_DU: Tensor, z_DU: Tensor, alpha_DU: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What the relaxation of each neuron costs at the minimiser, and the BaBSR score (its intercept term)."""
-        slope_DU = self.quick.gather(sample_D, [r.upper_slope_BN for r in relaxations])
-        intercept_DU = self.quick.gather(sample_D, [r.upper_intercept_BN for r in relaxations])
-        relu_DU = z_DU.clamp_min(0)
-        above_DU, below_DU = slope_DU * z_DU + intercept_DU - relu_DU, relu_DU - alpha_DU * z_DU
-        gap_DU = torch.where(A_DU < 0, -A_DU * above_DU, A_DU * below_DU).clamp_min(0)
-        return gap_DU, -A_DU.clamp_max(0) * intercept_DU
+        return bounded(self.quick, nodes, iterations, s.rate, s.decay, s.candidates)
 
     def _confirm(self, nodes: Nodes) -> Nodes:
         """Close what is positive in the deciding precision; return what stays open."""
@@ -251,25 +210,13 @@ class Search:
     def _exactly(self, nodes: Nodes) -> Tensor:
         """The bounds of these sub-problems in the deciding precision, with the slopes and multipliers the search found."""
         dtype = self.exact.lower_BN.dtype
-        value_D = torch.zeros(len(nodes), dtype=dtype, device=nodes.bound_D.device)
-        for start in range(0, len(nodes), REPORTED):
-            index = torch.arange(start, min(start + REPORTED, len(nodes)), device=nodes.bound_D.device)
-            part = nodes.select(index)
+        values = [torch.zeros(0, dtype=dtype, device=nodes.bound_D.device)]
+        for part in nodes.parts(REPORTED):
             found, _ = self.exact.bound(part.sample_D, part.spec_D, part.split_DU, part.alpha_DU.to(dtype), part.beta_DU.to(dtype))
-            value_D[index] = found.value_BS[:, 0]
-        return value_D
+            values.append(found.value_BS[:, 0])
+        return torch.cat(values)
 
 
 def _worst(table_BS: Tensor, nodes: Nodes, value_D: Tensor) -> Tensor:
     flat = nodes.sample_D * table_BS.shape[1] + nodes.spec_D
     return table_BS.flatten().scatter_reduce(0, flat, value_D.to(table_BS.dtype), "amin").view_as(table_BS)
-
-
-def _candidates(score_DU: Tensor, second_DU: Tensor, free_DU: Tensor, count: int) -> Tensor:
-    """The best by the first score and the best one by the second; -1 where a node has fewer free neurons."""
-    columns = []
-    for score, k in ((score_DU, count), (second_DU, 1)):
-        value, index = score.masked_fill(~free_DU, -1.0).topk(min(k, score.shape[1]), dim=1)
-        columns.append(torch.where(value < 0, torch.full_like(index, -1), index))
-    found = torch.cat(columns, 1)
-    return torch.nn.functional.pad(found, (0, count + 1 - found.shape[1]), value=-1)

@@ -1,5 +1,6 @@
 """Open sub-problems of branch and bound: their rows, and the pool in which they wait for their turn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import torch
@@ -20,6 +21,10 @@ class Nodes:
 
     def select(self, index: Tensor) -> "Nodes":
         return Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def parts(self, size: int) -> "Iterator[Nodes]":
+        for start in range(0, len(self), size):
+            yield self.select(torch.arange(start, min(start + size, len(self)), device=self.bound_D.device))
 
     def __len__(self) -> int:
         return len(self.bound_D)

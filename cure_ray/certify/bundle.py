@@ -3,12 +3,20 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cure_ray.threats import Threat
+
+class ThreatLike(Protocol):
+    """A readable name, and the fields a row has for every threat."""
+
+    @property
+    def norm(self) -> str: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 def save_bundle(
@@ -16,7 +24,7 @@ def save_bundle(
     network: nn.Module,
     image: Tensor,
     label: int,
-    threat: Threat,
+    threat: ThreatLike,
     index: int,
     what: str,
     witness: Tensor | None,

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from cure_ray import __version__
 from cure_ray.bounds.engine import Engine
 from cure_ray.errors import UserError, nearest
 
@@ -27,7 +26,9 @@ def make_engine(name: str, network: nn.Module, device: torch.device, input_shape
 def engine_version(name: str) -> str:
     """What an engine of this name would call its version here."""
     if name == "native":
-        return __version__
+        from cure_ray.bounds.native import NativeEngine
+
+        return NativeEngine.version
     from cure_ray.bounds import _lirpa_compat
 
     return _lirpa_compat.version()

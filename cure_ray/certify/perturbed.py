@@ -2,26 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.bundle import save_bundle
+from cure_ray.certify.bundle import ThreatLike, save_bundle
 from cure_ray.certify.cascade import CLEAN, Outcome
 from cure_ray.certify.verdict import Status
 from cure_ray.errors import SoundnessError
-
-
-class PerturbationLike(Protocol):
-    """A threat that is no ball: a readable name, and the fields a row has for every threat."""
-
-    @property
-    def norm(self) -> str: ...
-
-    @property
-    def eps(self) -> float: ...
 
 
 @torch.no_grad()
@@ -41,7 +31,7 @@ def check_clean(replay: nn.Module, x_BCHW: Tensor, outcomes: Sequence[Outcome]) 
 
 
 def raise_unsound(
-    root: Path, network: nn.Module, image: Tensor, outcome: Outcome, threat: PerturbationLike, index: int, what: str, engine: NativeEngine
+    root: Path, network: nn.Module, image: Tensor, outcome: Outcome, threat: ThreatLike, index: int, what: str, engine: NativeEngine
 ) -> NoReturn:
     """Save everything needed to reproduce the contradiction, then stop the run."""
     path = save_bundle(
@@ -49,7 +39,7 @@ def raise_unsound(
         network,
         image,
         outcome.label,
-        threat,  # type: ignore[arg-type]
+        threat,
         index,
         what,
         outcome.witness,

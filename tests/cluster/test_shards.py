@@ -111,7 +111,7 @@ def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
     with pytest.raises(UserError, match="3 findings; run `cure-ray fsck"):
         examine(str(tmp_path / "2"))
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("cure_ray.certify.engines.__version__", "99.0")
+        elsewhere.setattr("cure_ray.bounds.native.NativeEngine.version", "99.0")
         with pytest.raises(UserError, match=r"engine .*, this is 99\.0: verdicts of the two must not be mixed"):
             examine(str(tmp_path / "2"), repair=True)
         assert torn.exists()

@@ -6,6 +6,8 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
+from cure_ray.results.study import RunInfo
+
 THREATS = (("linf", 0.1), ("l2", 0.35), ("l1", 0.7))
 STATUSES = ("certified", "falsified", "unknown", "timeout", "oom", "error")
 STAGE_OF = {
@@ -77,3 +79,14 @@ def verdicts(
         nodes=0,
         message=None,
     )
+
+
+def infos(runs: dict[str, dict[str, object]]) -> dict[str, RunInfo]:
+    """RunInfo per fabricated run: method and seed, and what else is given of the training."""
+    out = {}
+    for name, training in runs.items():
+        training = dict(training)
+        seed = training.pop("seed", 0)
+        experiment = {"seed": seed, "dataset": {"name": "digits"}, "training": training, "threats": dict(THREATS)}
+        out[digest(name)] = RunInfo(digest(name), experiment)
+    return out

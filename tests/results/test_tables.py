@@ -8,27 +8,16 @@ import scipy.stats
 
 from cure_ray.errors import UserError
 from cure_ray.results import tables
-from cure_ray.results.evaluations import STATUSES, evaluations
+from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.statistics import wilson
-from cure_ray.results.study import RunInfo, Study, build_study
+from cure_ray.results.study import Study, build_study
 
 NORMS = ("linf", "l2", "l1")
 
 
-def infos(runs: dict[str, dict[str, object]]) -> dict[str, RunInfo]:
-    """RunInfo per fabricated run: method and seed, and what else is given of the training."""
-    out = {}
-    for name, training in runs.items():
-        training = dict(training)
-        seed = training.pop("seed", 0)
-        experiment = {"seed": seed, "dataset": {"name": "digits"}, "training": training, "threats": dict(fabricate.THREATS)}
-        out[fabricate.digest(name)] = RunInfo(fabricate.digest(name), experiment)
-    return out
-
-
 def study(seed: int = 0, n: int = 40, **runs: dict[str, object]) -> Study:
     runs = runs or {"a": {"method": "max"}}
-    return build_study(fabricate.verdicts(seed, n, tuple(runs)), infos(runs))
+    return build_study(fabricate.verdicts(seed, n, tuple(runs)), fabricate.infos(runs))
 
 
 def recount(rows: pd.DataFrame) -> dict[str, float]:
@@ -143,7 +132,7 @@ def test_paired_tests_use_only_the_samples_on_which_the_methods_differ() -> None
     a, b = rows["checkpoint_digest"] == fabricate.digest("a"), rows["checkpoint_digest"] == fabricate.digest("b")
     for mask, limit in ((a, 40), (b, 28)):
         rows.loc[mask, "status"] = np.where(rows.loc[mask, "sample_index"] < limit, "certified", "unknown")
-    made = build_study(rows, infos({"a": {"method": "scratch"}, "b": {"method": "linf"}}))
+    made = build_study(rows, fabricate.infos({"a": {"method": "scratch"}, "b": {"method": "linf"}}))
     row = tables.significance_table(made).iloc[0]
     assert (row["method_a"], row["only_a"], row["method_b"], row["only_b"]) == ("linf", 0, "CURE-Scratch", 12)
     assert row["p"] == pytest.approx(2 * 0.5**12)
@@ -154,7 +143,7 @@ def test_paired_tests_use_only_the_samples_on_which_the_methods_differ() -> None
 def test_paired_tests_refuse_different_samples() -> None:
     rows = fabricate.verdicts(0, 50, ("a", "b"))
     rows = rows[(rows["checkpoint_digest"] == fabricate.digest("a")) | (rows["sample_index"] < 30)]
-    made = build_study(rows, infos({"a": {"method": "scratch"}, "b": {"method": "linf"}}))
+    made = build_study(rows, fabricate.infos({"a": {"method": "scratch"}, "b": {"method": "linf"}}))
     with pytest.raises(UserError, match="different samples"):
         tables.significance_table(made)
 
@@ -203,7 +192,7 @@ def test_a_mean_over_fewer_configurations_than_the_others_have_is_not_put_in_the
     rows = fabricate.verdicts(0, 20, ("a", "b"))
     geo = [rows[rows["norm"] == "linf"].assign(family="geometric", threat=name, norm="geometric", eps=0.0) for name in ("R(10)", "Sh(2)")]
     geo[1] = geo[1][geo[1]["checkpoint_digest"] == fabricate.digest("a")]
-    made = build_study(pd.concat([rows, *geo], ignore_index=True), infos({"a": {"method": "max"}, "b": {"method": "linf"}}))
+    made = build_study(pd.concat([rows, *geo], ignore_index=True), fabricate.infos({"a": {"method": "max"}, "b": {"method": "linf"}}))
     table = tables.accuracy_table(made).set_index("method")
     assert table["gcr_geo"].isna().to_dict() == {"linf": True, "CURE-Max": False}
     assert table["cert_R(10)"].notna().all()
@@ -271,53 +260,3 @@ def test_the_pareto_front_has_the_best_of_both() -> None:
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-def test_a_hole_in_a_union_is_an_error_that_names_it() -> None:
-    rows = fabricate.verdicts(0, 20)
-    rows = rows[~((rows["norm"] == "l2") & rows["sample_index"].isin([3, 7]))]
-    with pytest.raises(UserError, match=r"l2=0.35 lacks 2 of 20 samples \(3, 7\)"):
-        build_study(rows)
-
-
-def test_a_norm_of_the_experiment_without_verdicts_is_an_error_that_names_it() -> None:
-    rows = fabricate.verdicts(0, 20, threats=fabricate.THREATS[:2])
-    with pytest.raises(UserError, match=r"l1=0.7 too, but there are verdicts for linf=0.1, l2=0.35 only"):
-        build_study(rows, infos({"a": {"method": "max"}}))
-
-
-def test_two_radii_of_one_norm_need_a_choice() -> None:
-    rows = fabricate.verdicts(0, 20, threats=(("linf", 0.1), ("linf", 0.2), ("l2", 0.35)))
-    with pytest.raises(UserError, match=r"linf=0.1, linf=0.2"):
-        build_study(rows)
-    chosen = build_study(rows, threats=[("linf", 0.2), ("l2", 0.35)])
-    assert [t.name for t in chosen.entries[0].evaluation.threats] == ["linf=0.2", "l2=0.35"]
-
-
-def test_two_checkpoints_of_one_training_run_need_a_choice() -> None:
-    same = {"method": "max"}
-    with pytest.raises(UserError, match="two checkpoints of one training run"):
-        build_study(fabricate.verdicts(0, 10, ("a", "b")), infos({"a": same, "b": same}))
-
-
-def test_two_verdicts_for_one_cell_are_refused_and_named_whatever_run_they_are_from() -> None:
-    rows = fabricate.verdicts(0, 10)
-    for again in (rows.iloc[[4, 7, 13]], rows.iloc[[4, 7, 13]].assign(run_id="other")):
-        with pytest.raises(UserError, match=r"more than one verdict for linf=0.1 \(samples 4, 7\); l2=0.35 \(sample 3\)"):
-            build_study(pd.concat([rows, again], ignore_index=True))
-
-
-def test_verdicts_of_different_networks_under_one_digest_are_refused() -> None:
-    rows = fabricate.verdicts(0, 10)
-    rows.loc[3, "predicted"] = 9 - rows.loc[3, "predicted"]
-    with pytest.raises(UserError, match="two different values of `predicted`"):
-        build_study(rows)
-
-
-def test_a_status_of_the_future_and_a_table_without_columns_are_refused() -> None:
-    with pytest.raises(UserError, match=r"'probably fine'.*upgrade"):
-        evaluations(fabricate.verdicts(0, 5).assign(status="probably fine"))
-    with pytest.raises(UserError, match="lack the columns eps"):
-        evaluations(fabricate.verdicts(0, 5).drop(columns="eps"))
-    with pytest.raises(UserError, match="no verdicts yet"):
-        evaluations(fabricate.verdicts(0, 5).iloc[:0])

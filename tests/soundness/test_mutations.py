@@ -41,7 +41,9 @@ def package_at(root: Path):
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # what is caught may leave a bundle behind
     shutil.copytree(PACKAGE, tmp_path / "cure_ray", ignore=shutil.ignore_patterns("__pycache__", "report", "cluster", "commands"))
     return tmp_path
 
