@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from cure_ray.metrics import read_metrics
 from cure_ray.results.outputs import Analysis, script
 from cure_ray.results.paper import DATASETS, read_paper
 from cure_ray.results.study import RunInfo
+from cure_ray.runs.metrics import read_metrics
 
 
 def seconds(info: RunInfo) -> tuple[float, str]:

@@ -13,12 +13,12 @@ import torch
 from sections import context, write_section
 from torch import Tensor
 
-from cure_ray.bounds.branching import Settings
 from cure_ray.bounds.engine import Branching
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.checkpoints import load_checkpoint
-from cure_ray.datasets import load_dataset
-from cure_ray.threats import Threat
+from cure_ray.bounds.native.branching import Settings
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.data.images import load_dataset
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.threats.balls import Ball
 
 BUDGETS = (20, 100, 1000)
 NEVER = Settings(hope=0.0)
@@ -29,7 +29,7 @@ HEADER = [
 ]
 
 
-def open_samples(engine: NativeEngine, x: Tensor, y: Tensor, threat: Threat, most: int) -> Tensor:
+def open_samples(engine: NativeEngine, x: Tensor, y: Tensor, threat: Ball, most: int) -> Tensor:
     """The first samples alpha-CROWN neither proves nor the network misclassifies."""
     with torch.no_grad():
         right = (engine.network(x).argmax(1) == y).nonzero()[:, 0]
@@ -38,7 +38,7 @@ def open_samples(engine: NativeEngine, x: Tensor, y: Tensor, threat: Threat, mos
 
 
 def searched(
-    network: torch.nn.Sequential, settings: Settings | None, x: Tensor, y: Tensor, threat: Threat, nodes: int
+    network: torch.nn.Sequential, settings: Settings | None, x: Tensor, y: Tensor, threat: Ball, nodes: int
 ) -> tuple[list[Branching], float]:
     engine = NativeEngine(network, "cpu", branching=settings)
     problem = engine.problem(x, y, threat)
@@ -51,7 +51,7 @@ def proven(found: list[Branching]) -> int:
     return sum(bool((f.margins > 0).all()) for f in found)
 
 
-def row(name: str, network: torch.nn.Sequential, x: Tensor, y: Tensor, threat: Threat, most: int) -> str:
+def row(name: str, network: torch.nn.Sequential, x: Tensor, y: Tensor, threat: Ball, most: int) -> str:
     index = open_samples(NativeEngine(network, "cpu"), x, y, threat, most)
     cells = [f"{name}, {threat}", str(len(index))]
     if len(index) == 0:
@@ -79,7 +79,7 @@ def main() -> None:
         experiment = checkpoint.experiment
         x, y = load_dataset(experiment.dataset, "test", arguments.data, download=False).batch(torch.arange(arguments.samples))
         for norm in ("l2", "l1"):
-            threat = Threat(norm, float(getattr(experiment.threats, norm)))
+            threat = Ball(norm, float(getattr(experiment.threats, norm)))
             lines.append(row(f"{experiment.name}, seed {experiment.seed}", checkpoint.network, x, y, threat, arguments.open))
             print(lines[-1], flush=True)
     lines += [

@@ -18,18 +18,18 @@ import torch
 from sections import context, write_section
 from torch import Tensor
 
-from cure_ray.bounds import _lirpa_compat
 from cure_ray.bounds.engine import Stage
-from cure_ray.bounds.intermediate import crown_bounds
-from cure_ray.bounds.linear import best_of_slopes
-from cure_ray.bounds.lirpa import LirpaEngine
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.bounds.relaxation import LayerBounds, Relaxation, interval_bounds, margin_rows
-from cure_ray.checkpoints import load_checkpoint
-from cure_ray.datasets import load_dataset
-from cure_ray.networks import Network, cnn7, ibp_init
-from cure_ray.norms import P
-from cure_ray.threats import Threat
+from cure_ray.bounds.lirpa import compat
+from cure_ray.bounds.lirpa.engine import LirpaEngine
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.intermediate import crown_bounds
+from cure_ray.bounds.native.linear import best_of_slopes
+from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, margin_rows
+from cure_ray.data.images import load_dataset
+from cure_ray.networks.models import Network, cnn7, ibp_init
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import P
 
 PLAIN: tuple[Stage, ...] = ("ibp", "crown-ibp", "crown", "alpha-crown")
 BRANCHED = 4  # open samples given to branch and bound
@@ -46,13 +46,13 @@ class Peer:
     """auto_LiRPA in float32: 20 iterations for the final bound and for every hidden layer, its defaults otherwise."""
 
     def __init__(self, network: Network) -> None:
-        self.lirpa = _lirpa_compat.load()
+        self.lirpa = compat.load()
         self.engine = LirpaEngine(network)
         self.model = copy.deepcopy(self.engine._prepared.model).float()
         self.options = {"sparse_features_alpha": False, "sparse_spec_alpha": False, "conv_mode": "patches"}
         self.options["optimize_bound_args"] = {"iteration": 20, "lr_alpha": 0.1}
 
-    def ready(self, x: Tensor, y: Tensor, threat: Threat, stage: Stage) -> Callable[[], Tensor]:
+    def ready(self, x: Tensor, y: Tensor, threat: Ball, stage: Stage) -> Callable[[], Tensor]:
         """Everything prepared, so that only the bounds are timed; a fresh module, as 0.3 leaves optimised slopes behind."""
         bounded = self.lirpa.BoundedModule(self.model, self.engine._images(x[:1]).float(), bound_opts=copy.deepcopy(self.options))
         low = high = None
@@ -71,7 +71,7 @@ class Peer:
 
 
 def beside(
-    network: Network, x_all: Tensor, y_all: Tensor, threats: list[Threat], stages: tuple[Stage, ...], alpha_samples: int = 1
+    network: Network, x_all: Tensor, y_all: Tensor, threats: list[Ball], stages: tuple[Stage, ...], alpha_samples: int = 1
 ) -> list[str]:
     """auto_LiRPA needs seconds a sample for slopes in all layers, so that row has fewer samples, on both sides.
 
@@ -113,7 +113,7 @@ HEADER = (
 )
 
 
-def cascade(network: Network, x: Tensor, y: Tensor, threats: list[Threat], seconds: float) -> list[str]:
+def cascade(network: Network, x: Tensor, y: Tensor, threats: list[Ball], seconds: float) -> list[str]:
     """The stages one after the other on what is still open, with and without the box; then branch and bound on what is left."""
     engine = NativeEngine(network, "cpu")
     with torch.no_grad():
@@ -150,7 +150,7 @@ def cascade(network: Network, x: Tensor, y: Tensor, threats: list[Threat], secon
     return rows
 
 
-def union_in_one_pass(network: Network, x: Tensor, y: Tensor, threats: list[Threat]) -> list[str]:
+def union_in_one_pass(network: Network, x: Tensor, y: Tensor, threats: list[Ball]) -> list[str]:
     """One backward pass on the hull of the hidden bounds of all three norms, against one pass per norm."""
     engine = NativeEngine(network, "cpu")
     rows, net = [], engine.search
@@ -199,7 +199,7 @@ def cnn7_memory() -> None:
     engine = NativeEngine(random_cnn7(), "cpu")
     x = torch.rand(64, 1, 28, 28)
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _, seconds = timed(lambda: engine.margins(engine.problem(x, torch.zeros(64, dtype=torch.long), Threat("linf", 0.1)), "crown-ibp"))
+    _, seconds = timed(lambda: engine.margins(engine.problem(x, torch.zeros(64, dtype=torch.long), Ball("linf", 0.1)), "crown-ibp"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"{peak / 2**20:.2f} GB peak of the process ({base / 2**20:.2f} GB before the call), {1e3 * seconds / 64:.0f} ms/sample")
 
@@ -220,7 +220,7 @@ def main() -> None:
         experiment = checkpoint.experiment
         images = load_dataset(experiment.dataset, "test", arguments.data, download=False)
         x, y = images.batch(torch.arange(arguments.samples))
-        threats = [Threat(norm, float(getattr(experiment.threats, norm))) for norm in ("linf", "l2", "l1")]
+        threats = [Ball(norm, float(getattr(experiment.threats, norm))) for norm in ("linf", "l2", "l1")]
         name = f"{experiment.network.name} on {experiment.dataset.name}, method {experiment.training.method}, epoch {checkpoint.epoch}"
         print(name, threats)
         with torch.no_grad():
@@ -246,7 +246,7 @@ def main() -> None:
         network = random_cnn7()
         x = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
         body += ["### CNN7, width 64, random (IBP initialisation), 4 random images", "", HEADER]
-        body += beside(network, x, torch.zeros(4, dtype=torch.long), [Threat("linf", 0.1)], ("ibp", "crown-ibp"))
+        body += beside(network, x, torch.zeros(4, dtype=torch.long), [Ball("linf", 0.1)], ("ibp", "crown-ibp"))
         body += ["", f"CROWN-IBP for 64 samples: {memory_of_cnn7()}."]
     write_section("Certification", "\n".join(body))
 

@@ -17,19 +17,19 @@ from typing import Any
 
 from sections import context, write_section
 
-from cure_ray.certify.cascade import Certifier
+from cure_ray.certify.balls import Certifier
 from cure_ray.certify.engines import make_engine
-from cure_ray.certify.runner import Samples
-from cure_ray.certify.settings import CascadeSettings, Job, plan
-from cure_ray.checkpoints import load_checkpoint
+from cure_ray.certify.job import CascadeSettings, Job, plan
+from cure_ray.cluster.certification import Subject, certify_shards
 from cure_ray.cluster.session import session
-from cure_ray.cluster.shards import Subject, certify_shards
 from cure_ray.config import resolve
-from cure_ray.datasets import load_dataset
-from cure_ray.norms import NORMS
+from cure_ray.data.images import load_dataset
+from cure_ray.data.samples import Samples
 from cure_ray.results.store import Store
-from cure_ray.run import train_run
-from cure_ray.threats import Threat
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.run import train_run
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import NORMS
 
 TURNS = 2
 
@@ -43,13 +43,13 @@ def alone(checkpoint: Path, samples: int, start: Any, times: Any) -> None:
     x, y = load_dataset(loaded.experiment.dataset, "test").batch(torch.arange(samples))
     engine = make_engine("native", loaded.network, torch.device("cpu"), tuple(x.shape[1:]))
     certifier = Certifier(engine, loaded.network, CascadeSettings(batch=20))
-    certifier.certify(x[:20], y[:20], Threat("l2", loaded.experiment.threats.eps("l2")), range(20))
+    certifier.certify(x[:20], y[:20], Ball("l2", loaded.experiment.threats.eps("l2")), range(20))
     start.wait()
     began = time.perf_counter()
     for first in range(0, samples, 20):
         part = slice(first, min(first + 20, samples))
         for norm in NORMS:
-            certifier.certify(x[part], y[part], Threat(norm, loaded.experiment.threats.eps(norm)), range(part.start, part.stop))
+            certifier.certify(x[part], y[part], Ball(norm, loaded.experiment.threats.eps(norm)), range(part.start, part.stop))
     times.put(time.perf_counter() - began)
 
 
@@ -83,7 +83,7 @@ def main() -> None:
         engine = make_engine("native", loaded.network, torch.device("cpu"), tuple(samples.images.shape[1:]))
         settings = CascadeSettings(batch=20)
         job = Job(loaded.digest, "digits", "test", samples.digest, engine.name, engine.version, settings, 0)
-        threats = [Threat(norm, loaded.experiment.threats.eps(norm)) for norm in NORMS]
+        threats = [Ball(norm, loaded.experiment.threats.eps(norm)) for norm in NORMS]
         subject, rates = Subject(loaded.network, samples, "native", 0, Path(scratch) / "bundles"), {}
         for turn, workers in itertools.product(range(TURNS), (1, 2)):
             store = Store.create(Path(scratch) / f"store{turn}-{workers}", "digits", "test", samples.digest)

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from sections import context, write_section
 
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.geometric import GeometricSettings, certify_geometric
-from cure_ray.checkpoints import Checkpoint, load_checkpoint
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.transformations import GeometricSettings, certify_geometric
 from cure_ray.config import resolve
-from cure_ray.config.transforms import parse_transformation
-from cure_ray.datasets import load_dataset
-from cure_ray.run import train_run
+from cure_ray.data.images import load_dataset
+from cure_ray.runs.checkpoints import Checkpoint, load_checkpoint
+from cure_ray.runs.run import train_run
+from cure_ray.threats.transformations import parse_transformation
 
 CONFIGURATIONS = ("R(30)", "Tu(2),Tv(2)", "Sc(5),R(5),C(5),B(0.01)", "Sh(2),R(2),Sc(2),C(2),B(0.001)")
 SEARCHES = {

@@ -15,10 +15,10 @@ from statistics import median
 from sections import context, write_section
 
 from cure_ray.cluster.session import session
-from cure_ray.cluster.workers import train_parallel
+from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.config import resolve
-from cure_ray.metrics import read_metrics
-from cure_ray.run import train_run
+from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.run import train_run
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cure_ray.run import _cpu_name
+from cure_ray.runs.run import _cpu_name
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 PREAMBLE = """# Benchmarks

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cure_ray.networks import Network, Normalize
+from cure_ray.networks.models import Network, Normalize
 from cure_ray.training.region import step_sizes
 
 

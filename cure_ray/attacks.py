@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cure_ray.threats import Threat, distance, minimise_linear, offsets, project
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import distance, minimise_linear, offsets, project
 
 _PAIR = 2  # restarts that run together: one by projection, one by Frank-Wolfe
 _INSIDE = 1 - 1e-12  # relative shrinking of the radius, so that adding an offset to an image cannot round it out of the ball
@@ -43,7 +44,7 @@ def margin(logits_BK: Tensor, y_B: Tensor) -> Tensor:
     return (own - others.amax(1, keepdim=True)).squeeze(1)
 
 
-def attack(network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Threat, seeds: Sequence[int], settings: AttackSettings) -> Tensor:
+def attack(network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Ball, seeds: Sequence[int], settings: AttackSettings) -> Tensor:
     """The image of smallest margin found for every sample, [B, C, H, W]. One seed per sample, so batches do not matter."""
     if len(seeds) != len(x_BCHW):
         raise ValueError(f"one seed per sample: got {len(seeds)} seeds for {len(x_BCHW)} samples")
@@ -59,7 +60,7 @@ def attack(network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Threat, seed
     return best
 
 
-def _starts(x_BCHW: Tensor, threat: Threat, seeds: Sequence[int], restarts: int) -> Tensor:
+def _starts(x_BCHW: Tensor, threat: Ball, seeds: Sequence[int], restarts: int) -> Tensor:
     """[R, B, N] offsets: the image itself first, then points spread over the ball."""
     size = x_BCHW[0].numel() if len(x_BCHW) else 0
     starts = torch.zeros(restarts, len(seeds), size)
@@ -76,7 +77,7 @@ def _starts(x_BCHW: Tensor, threat: Threat, seeds: Sequence[int], restarts: int)
 
 
 def _descend(
-    network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Threat, starts_RBN: Tensor, first: int, settings: AttackSettings
+    network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Ball, starts_RBN: Tensor, first: int, settings: AttackSettings
 ) -> tuple[Tensor, Tensor]:
     """The best of all restarts per sample and its margin."""
     restarts, batch = starts_RBN.shape[:2]
@@ -122,7 +123,7 @@ def _targets(logits: Tensor, y: Tensor, restarts: int, first: int) -> Tensor:
     return torch.where(number < 2, torch.full_like(y, -1), ranked.gather(1, rank[:, None]).squeeze(1))
 
 
-def _direction(gradient: Tensor, delta: Tensor, low: Tensor, high: Tensor, threat: Threat) -> Tensor:
+def _direction(gradient: Tensor, delta: Tensor, low: Tensor, high: Tensor, threat: Ball) -> Tensor:
     """The steepest descent direction of unit norm, over the pixels that can still move that way inside the box."""
     movable = torch.where(gradient > 0, delta > low, delta < high)
     gradient = gradient * movable
@@ -146,7 +147,7 @@ def replay_network(network: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def check_witness(replay: nn.Module, x_BCHW: Tensor, y_B: Tensor, candidates_BCHW: Tensor, threat: Threat) -> Witnesses:
+def check_witness(replay: nn.Module, x_BCHW: Tensor, y_B: Tensor, candidates_BCHW: Tensor, threat: Ball) -> Witnesses:
     """Put candidates into ball∩[0,1] in float64 and see which are misclassified there. `replay` is from replay_network."""
     x = x_BCHW.detach().to("cpu", torch.float64)
     flat = x.flatten(1)
@@ -154,7 +155,7 @@ def check_witness(replay: nn.Module, x_BCHW: Tensor, y_B: Tensor, candidates_BCH
     delta = torch.nan_to_num(delta, nan=0.0, posinf=0.0, neginf=0.0)
     # Adding an offset to a pixel rounds by at most 2^-53 each way; all pixels together by the norm of that.
     rounding = distance(flat.new_full((flat.shape[1],), 2.0**-52), threat.norm)
-    inner = Threat(threat.norm, max(0.0, threat.eps * _INSIDE - float(rounding)))
+    inner = Ball(threat.norm, max(0.0, threat.eps * _INSIDE - float(rounding)))
     images = (flat + project(delta, flat, inner)).clamp(0, 1)
     inside = (distance(images - flat, threat.norm) <= threat.eps) & ((images >= 0) & (images <= 1)).all(1)
     images = images.view_as(x)

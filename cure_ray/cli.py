@@ -47,7 +47,7 @@ def _root(
 
 def main() -> None:
     """Entry point: turns our errors into sentences and exit codes."""
-    from cure_ray.run import StoppedError
+    from cure_ray.runs.run import StoppedError
 
     try:
         app()

@@ -10,7 +10,8 @@ import torch
 from common import context, parser, percent, start, table
 
 from cure_ray.attacks import AttackSettings, attack, margin
-from cure_ray.threats import Threat, distance
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import distance
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     options.add_argument("--l2", type=float, default=0.5)
     arguments = options.parse_args()
     checkpoints, x, y = start(arguments)
-    balls = {"linf": Threat("linf", arguments.linf), "l2": Threat("l2", arguments.l2)}
+    balls = {"linf": Ball("linf", arguments.linf), "l2": Ball("l2", arguments.l2)}
     rows = []
     for own, other in (("linf", "l2"), ("l2", "linf")):
         outside, success, both, network = 0, 0, 0, checkpoints[0].network

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from common import context, parser, start, table, title
 from torch import Tensor
 
-from cure_ray.bounds.folding import FoldedNetwork, fold_running, read_blocks
-from cure_ray.bounds.interval import Region, propagate
-from cure_ray.checkpoints import load_checkpoint
-from cure_ray.config.transforms import training_transformation
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.threats.transformations import training_transformation
 from cure_ray.training.cgt import draw_range, interval_batch
+from cure_ray.training.folding import FoldedNetwork, fold_running, read_blocks
+from cure_ray.training.propagation import Region, propagate
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cure_ray.checkpoints import Checkpoint, load_checkpoint
-from cure_ray.datasets import load_dataset
-from cure_ray.run import hardware
+from cure_ray.data.images import load_dataset
+from cure_ray.runs.checkpoints import Checkpoint, load_checkpoint
+from cure_ray.runs.run import hardware
 
 
 def parser(doc: str | None, images: int = 100) -> argparse.ArgumentParser:

@@ -13,8 +13,8 @@ import torch
 from common import table
 
 from cure_ray.config import resolve
-from cure_ray.datasets import load_dataset
-from cure_ray.run import hardware
+from cure_ray.data.images import load_dataset
+from cure_ray.runs.run import hardware
 from cure_ray.training.loop import serial_epoch, start
 
 METHODS = ("linf", "l2", "joint", "max", "random", "scratch", "cgt", "natural")

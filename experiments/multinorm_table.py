@@ -5,11 +5,11 @@ python experiments/multinorm_table.py runs/cgt runs/scratch --images 100
 
 from common import context, parser, percent, start, table, title
 
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.cascade import certify_batch
-from cure_ray.certify.settings import CascadeSettings
-from cure_ray.norms import NORMS
-from cure_ray.threats import Threat
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.balls import certify_batch
+from cure_ray.certify.job import CascadeSettings
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import NORMS
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     rows = []
     for checkpoint in checkpoints:
         engine, radii = NativeEngine(checkpoint.network), checkpoint.experiment.threats
-        threats = [Threat(n, radii.eps(n)) for n in NORMS if n in arguments.norms.split(",")]
+        threats = [Ball(n, radii.eps(n)) for n in NORMS if n in arguments.norms.split(",")]
         found = [certify_batch(engine, checkpoint.network, x, y, t, settings) for t in threats]
         proven = [[o.status == "certified" for o in outcomes] for outcomes in found]
         attacked = [[o.status != "falsified" and o.predicted == o.label for o in outcomes] for outcomes in found]

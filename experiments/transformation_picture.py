@@ -12,10 +12,10 @@ import torch
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from cure_ray.bounds.interval_images import transformed
 from cure_ray.config import Dataset
-from cure_ray.config.transforms import parse_transformation
-from cure_ray.datasets import load_dataset
+from cure_ray.data.images import load_dataset
+from cure_ray.threats.transformations import parse_transformation
+from cure_ray.threats.warps import transformed
 
 SHOWN = ("R(30)", "Tu(2),Tv(2)", "Sc(5),R(5),C(5),B(0.01)", "Sh(2),R(2),Sc(2),C(2),B(0.001)")
 

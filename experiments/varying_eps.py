@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from common import context, parser, percent, start, table, title
 
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.cascade import certify_batch
-from cure_ray.certify.settings import CascadeSettings
-from cure_ray.norms import NORMS
-from cure_ray.threats import Threat
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.balls import certify_batch
+from cure_ray.certify.job import CascadeSettings
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import NORMS
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of the preset's radius
 
@@ -53,7 +53,7 @@ def main() -> None:
             grid = [f * checkpoint.experiment.threats.eps(norm) for f in FACTORS]
 
             def decide(eps: float, members: list[int], norm: str = norm) -> list[bool]:
-                found = certify_batch(engine, checkpoint.network, x[members], y[members], Threat(norm, eps), settings, members)  # noqa: B023
+                found = certify_batch(engine, checkpoint.network, x[members], y[members], Ball(norm, eps), settings, members)  # noqa: B023
                 return [o.status == "certified" for o in found]
 
             by_norm[norm], used = certified_counts(decide, grid, len(x))

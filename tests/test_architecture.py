@@ -9,16 +9,16 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
-    "errors", "norms", "metrics", "config", "seeding", "_torchvision_compat", "datafiles", "datasets", "networks", "threats", "bounds",
-    "attacks", "training", "checkpoints", "export", "certify", "results", "progress", "run", "cluster", "commands", "cli", "__main__",
+    "errors", "seeding", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange", "certify",
+    "results", "search", "cluster", "commands", "cli", "__main__",
 )  # fmt: skip
 OUTSIDE = {
     "ray": {"cluster"},
     "pandas": {"results"},
     "matplotlib": {"results"},
     "typer": {"commands", "cli"},
-    "optuna": {"cluster", "results"},
-    "onnx": {"export"},
+    "optuna": {"search", "cluster", "results"},
+    "onnx": {"interchange"},
 }
 
 

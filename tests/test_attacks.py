@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cure_ray.attacks import AttackSettings, attack, check_witness, margin, replay_network
-from cure_ray.networks import Network, conv_small
-from cure_ray.norms import NORMS, Norm
-from cure_ray.threats import Threat, distance
+from cure_ray.networks.models import Network, conv_small
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import distance
+from cure_ray.threats.norms import NORMS, Norm
 
 torch.set_num_threads(1)
 RADII: dict[Norm, float] = {"linf": 0.15, "l2": 0.9, "l1": 2.5}
@@ -26,7 +27,7 @@ def linear_network(weights: Tensor, bias: Tensor) -> Network:
     return Network([nn.Flatten(), layer], (1, 4, 4), 2).eval()
 
 
-def exact_minimum(w: Tensor, x: Tensor, threat: Threat) -> float:
+def exact_minimum(w: Tensor, x: Tensor, threat: Ball) -> float:
     """min of w.d over ball∩box by bisection on the multiplier (l2), the knapsack (l1) or the interval (linf), in float64."""
     low, high = torch.maximum(-x, torch.tensor(-threat.eps)), torch.minimum(1 - x, torch.tensor(threat.eps))
     if threat.norm == "linf":
@@ -48,7 +49,7 @@ def exact_minimum(w: Tensor, x: Tensor, threat: Threat) -> float:
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_attack_reaches_the_exact_worst_case_of_a_linear_classifier(norm: Norm) -> None:
     rng = torch.Generator().manual_seed(0)
-    threat = Threat(norm, RADII[norm])
+    threat = Ball(norm, RADII[norm])
     for _ in range(5):
         w = torch.randn(16, generator=rng)
         x = torch.rand(6, 1, 4, 4, generator=rng)
@@ -69,7 +70,7 @@ def test_every_witness_is_inside_and_misclassified(norm: Norm) -> None:
     x = torch.rand(20, 1, 12, 12)
     x[:, :, :4] = x[:, :, :4].round()  # many pixels already at the border of the domain
     y = network(x).argmax(1)
-    threat = Threat(norm, RADII[norm])
+    threat = Ball(norm, RADII[norm])
     found = check_witness(replay_network(network), x, y, attack(network, x, y, threat, range(20), AttackSettings()), threat)
     assert found.valid.any()
     images = found.images[found.valid]
@@ -85,7 +86,7 @@ def test_a_candidate_outside_the_ball_is_brought_inside_or_does_not_count(norm: 
     rng = torch.Generator().manual_seed(seed)
     x = torch.rand(3, 1, 4, 4, generator=rng)
     network = linear_network(torch.randn(16, generator=rng), torch.tensor(0.1))
-    threat = Threat(norm, eps)
+    threat = Ball(norm, eps)
     candidates = x + size * torch.randn(x.shape, generator=rng)
     found = check_witness(replay_network(network), x, torch.zeros(3, dtype=torch.long), candidates, threat)
     assert (distance((found.images - x.double()).flatten(1), norm) <= eps).all()
@@ -97,10 +98,10 @@ def test_nothing_from_a_broken_network_or_candidate_counts() -> None:
     x, y = torch.rand(2, 1, 4, 4), torch.zeros(2, dtype=torch.long)
     network = linear_network(torch.ones(16), torch.tensor(5.0))
     nowhere = torch.full_like(x, math.nan)
-    assert not check_witness(replay_network(network), x, y, nowhere, Threat("l2", 1.0)).valid.any()
+    assert not check_witness(replay_network(network), x, y, nowhere, Ball("l2", 1.0)).valid.any()
     broken = linear_network(torch.full((16,), math.nan), torch.tensor(0.0))
-    candidates = attack(broken, x, y, Threat("l2", 1.0), [0, 1], AttackSettings(3, 2))
-    found = check_witness(replay_network(broken), x, y, candidates, Threat("l2", 1.0))
+    candidates = attack(broken, x, y, Ball("l2", 1.0), [0, 1], AttackSettings(3, 2))
+    found = check_witness(replay_network(broken), x, y, candidates, Ball("l2", 1.0))
     assert not found.valid.any()
     assert found.margins.isnan().all()
 
@@ -108,7 +109,7 @@ def test_nothing_from_a_broken_network_or_candidate_counts() -> None:
 def test_a_tie_is_a_misclassification() -> None:
     network = linear_network(torch.zeros(16), torch.tensor(0.0))
     x, y = torch.rand(1, 1, 4, 4), torch.zeros(1, dtype=torch.long)
-    assert check_witness(replay_network(network), x, y, x, Threat("linf", 0.0)).valid.all()
+    assert check_witness(replay_network(network), x, y, x, Ball("linf", 0.0)).valid.all()
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -117,7 +118,7 @@ def test_a_sample_is_attacked_alike_in_any_batch(norm: Norm) -> None:
     network = conv_small((1, 8, 8), 3, [0.0], [1.0], width=0.25).eval().double()
     x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
     y = network(x).argmax(1)
-    threat = Threat(norm, 0.3 * RADII[norm])
+    threat = Ball(norm, 0.3 * RADII[norm])
     together = attack(network, x, y, threat, range(5), AttackSettings(10, 3))
     alone = torch.cat([attack(network, x[i : i + 1], y[i : i + 1], threat, [i], AttackSettings(10, 3)) for i in range(5)])
     chunked = attack(network, x, y, threat, range(5), AttackSettings(10, 3, rows=4))
@@ -129,7 +130,7 @@ def test_attacking_leaves_parameters_gradients_and_mode_untouched() -> None:
     network = conv_small((1, 8, 8), 3, [0.0], [1.0], width=0.25).eval()
     before = {k: v.clone() for k, v in network.state_dict().items()}
     x = torch.rand(4, 1, 8, 8)
-    attack(network, x, torch.zeros(4, dtype=torch.long), Threat("l1", 1.0), range(4), AttackSettings(5, 2))
+    attack(network, x, torch.zeros(4, dtype=torch.long), Ball("l1", 1.0), range(4), AttackSettings(5, 2))
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
     assert all(p.grad is None for p in network.parameters())
     assert not network.training

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cure_ray.config import METHODS, PRESETS, dump_experiment, load_experiment, resolve
 from cure_ray.errors import UserError
-from cure_ray.norms import NORMS, P, contains
+from cure_ray.threats.norms import NORMS, P, contains
 
 
 def described(preset: str, method: str, profile: str = "paper", **training: object) -> dict[str, object]:

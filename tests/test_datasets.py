@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from cure_ray import _torchvision_compat, datafiles
 from cure_ray.config import Dataset
-from cure_ray.datasets import Augmentation, AugmentationTable, Images, augmented_batch, load_dataset, select_samples
+from cure_ray.data import _torchvision_compat
+from cure_ray.data import files as datafiles
+from cure_ray.data.images import Augmentation, AugmentationTable, Images, augmented_batch, load_dataset, select_samples
 from cure_ray.errors import UserError
 
 

@@ -9,11 +9,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from cure_ray.bounds.native import NativeEngine
+from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.errors import UserError
-from cure_ray.export import load_onnx, write_onnx
-from cure_ray.networks import Normalize, cnn7, conv_small, mlp
-from cure_ray.threats import Threat
+from cure_ray.interchange import load_onnx, write_onnx
+from cure_ray.networks.models import Normalize, cnn7, conv_small, mlp
+from cure_ray.threats.balls import Ball
 from tests.test_export import run_onnx, shaken
 
 RNG = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def test_what_is_exported_comes_back_with_the_same_logits_and_can_be_bounded(mak
     with torch.no_grad():
         assert torch.allclose(back(x), network(x), atol=1e-4, rtol=1e-4)
     engine = NativeEngine(back)
-    assert engine.margins(engine.problem(x, torch.zeros(5, dtype=torch.long), Threat("linf", 0.01)), "ibp").shape == (5, 9)
+    assert engine.margins(engine.problem(x, torch.zeros(5, dtype=torch.long), Ball("linf", 0.01)), "ibp").shape == (5, 9)
 
 
 def test_a_foreign_style_network_with_batch_norm_matmul_and_reshape_is_read(tmp_path: Path) -> None:

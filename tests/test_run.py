@@ -17,12 +17,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from cure_ray import checkpoints
-from cure_ray.checkpoints import list_checkpoints, load_checkpoint
 from cure_ray.config import METHODS, Experiment, dump_experiment, resolve
 from cure_ray.errors import NoRoomError, UserError
-from cure_ray.metrics import read_metrics
-from cure_ray.run import train_run
+from cure_ray.runs import checkpoints
+from cure_ray.runs.checkpoints import list_checkpoints, load_checkpoint
+from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.run import train_run
 
 
 def quick(method: str = "scratch", epochs: int = 4, **more: Any) -> Experiment:

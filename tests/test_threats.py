@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq, linprog, minimize
 
 from cure_ray.errors import UserError
-from cure_ray.threats import Threat, distance, dual_norm, minimise_linear, offsets, project
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import distance, dual_norm, minimise_linear, offsets, project
 
 NORMS = ("linf", "l2", "l1")
 
@@ -48,7 +49,7 @@ def problem(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_support_function_equals_a_reference_solver(seed, norm, eps, box):
     A, x = problem(seed, 6)
     low, high = offsets(x, eps, box)
-    value, d = minimise_linear(A[None], x[None], low[None], high[None], Threat(norm, eps), box, steps=40)
+    value, d = minimise_linear(A[None], x[None], low[None], high[None], Ball(norm, eps), box, steps=40)
     exact = reference_minimum(A.numpy(), x.numpy(), norm, eps, box)
     assert float(value) <= exact + 1e-9 * (1 + eps)  # sound
     assert float(value) >= exact - 1e-4 * (1 + eps)  # and tight
@@ -73,11 +74,11 @@ def test_the_l2_reference_agrees_with_a_general_purpose_solver():
 def test_any_multiplier_gives_a_lower_bound(seed, norm, eps, steps, n):
     A, x = problem(seed, n)
     low, high = offsets(x, eps)
-    value, _ = minimise_linear(A[None], x[None], low[None], high[None], Threat(norm, eps), True, steps=steps)
+    value, _ = minimise_linear(A[None], x[None], low[None], high[None], Ball(norm, eps), True, steps=steps)
     g = torch.Generator().manual_seed(seed)
     for scale in (0.1, 1.0, 10.0):
-        d = project(scale * torch.randn(50, n, generator=g, dtype=torch.float64), x.expand(50, n), Threat(norm, eps))
-        towards = project(-100 * scale * A.expand(50, n), x.expand(50, n), Threat(norm, eps))
+        d = project(scale * torch.randn(50, n, generator=g, dtype=torch.float64), x.expand(50, n), Ball(norm, eps))
+        towards = project(-100 * scale * A.expand(50, n), x.expand(50, n), Ball(norm, eps))
         assert float(value) <= float(((x + d) @ A).min()) + 1e-9
         assert float(value) <= float(((x + towards) @ A).min()) + 1e-9
 
@@ -87,7 +88,7 @@ def test_rows_shared_by_a_batch_give_the_same_values(norm):
     g = torch.Generator().manual_seed(1)
     A, x = torch.randn(3, 4, 30, generator=g), torch.rand(3, 30, generator=g)
     low, high = offsets(x, 0.7)
-    threat = Threat(norm, 0.7)
+    threat = Ball(norm, 0.7)
     together, _ = minimise_linear(A, x[:, None], low[:, None], high[:, None], threat, True)
     for b in range(3):
         for s in range(4):
@@ -101,7 +102,7 @@ def test_the_dual_norm_is_attained(norm):
     A = torch.randn(20, 15, generator=g, dtype=torch.float64)
     zero = torch.zeros_like(A)
     low, high = offsets(zero, 0.3, box=False)
-    value, d = minimise_linear(A, zero, low, high, Threat(norm, 0.3), False)
+    value, d = minimise_linear(A, zero, low, high, Ball(norm, 0.3), False)
     torch.testing.assert_close(value, -0.3 * dual_norm(A, norm))
     torch.testing.assert_close((A * d).sum(1), value)
 
@@ -113,7 +114,7 @@ def test_projection_is_feasible_idempotent_and_nearest(seed, norm, eps, scale):
     x = torch.rand(8, 12, generator=g, dtype=torch.float64)
     x = torch.where(torch.rand(8, 12, generator=g) < 0.3, x.round(), x)
     delta = scale * torch.randn(8, 12, generator=g, dtype=torch.float64)
-    threat = Threat(norm, eps)
+    threat = Ball(norm, eps)
     d = project(delta, x, threat)
     assert (distance(d, norm) <= eps * (1 + 1e-12)).all()
     assert ((x + d >= -1e-12) & (x + d <= 1 + 1e-12)).all()
@@ -131,16 +132,16 @@ def test_the_box_only_raises_the_minimum():
         values = []
         for box in (True, False):
             low, high = offsets(x, eps, box)
-            values.append(minimise_linear(A, x, low, high, Threat(norm, eps), box, steps=30)[0])
+            values.append(minimise_linear(A, x, low, high, Ball(norm, eps), box, steps=30)[0])
         assert (values[0] >= values[1] - 1e-6).all()
 
 
 @pytest.mark.parametrize("eps", [-0.1, math.nan, math.inf])
 def test_bad_radii_are_refused(eps):
     with pytest.raises(UserError, match="radius"):
-        Threat("l2", eps)
+        Ball("l2", eps)
 
 
 def test_unknown_norms_are_refused_with_advice():
     with pytest.raises(UserError, match="linf"):
-        Threat("l_inf", 0.1)
+        Ball("l_inf", 0.1)

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from cure_ray.config.transforms import cell_at, edge, parse_transformation, root
 from cure_ray.errors import UserError
+from cure_ray.threats.transformations import cell_at, edge, parse_transformation, root
 
 
 @pytest.mark.parametrize(

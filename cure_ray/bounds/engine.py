@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from cure_ray.threats import Threat
+from cure_ray.threats.balls import Ball
 
 Stage = Literal["ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound"]
 STAGES: tuple[Stage, ...] = ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound")
@@ -45,7 +45,7 @@ class Engine(Protocol):
     version: str
     stages: tuple[Stage, ...]  # what this engine offers, cheapest first
 
-    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Threat, box: bool = True) -> Problem: ...
+    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: bool = True) -> Problem: ...
 
     def margins(self, problem: Problem, stage: Stage) -> Tensor:
         """[B, K-1] float64 lower bounds by this stage (not branch-and-bound). May store intermediate bounds in the problem."""

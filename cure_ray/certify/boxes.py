@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.domain import Domain
+from cure_ray.bounds.arithmetic import exact_arithmetic
 from cure_ray.bounds.engine import Stage
-from cure_ray.bounds.memory import exact_arithmetic
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.bounds.problem import NativeProblem, visible
-from cure_ray.bounds.relaxation import interval_bounds, interval_margins, margin_rows
-from cure_ray.threats import Threat
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.problem import NativeProblem, visible
+from cure_ray.bounds.native.relaxation import interval_bounds, interval_margins, margin_rows
+from cure_ray.threats.balls import Ball
 
 # The engine reads a magnitude bound |x| + eps off the threat; pixels lie in [0, 1], so 1 covers every box.
-ANY_BOX = Threat("linf", 1.0)
+ANY_BOX = Ball("linf", 1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """How a range of transformation parameters is taken apart: where a search starts, what it halves, and in which order."""
 
-from cure_ray.bounds.interval_images import effect
-from cure_ray.config.transforms import Cell, Transformation, root
+from cure_ray.threats.transformations import Cell, Transformation, root
+from cure_ray.threats.warps import effect
 
 Work = list[tuple[Cell, list[int]]]  # cells, each with the images to bound it for
 

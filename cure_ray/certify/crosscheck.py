@@ -7,9 +7,9 @@ import torch
 
 from cure_ray import seeding
 from cure_ray.bounds.engine import Engine
-from cure_ray.certify.runner import Samples
-from cure_ray.certify.settings import CascadeSettings
-from cure_ray.threats import Threat
+from cure_ray.certify.job import CascadeSettings
+from cure_ray.data.samples import Samples
+from cure_ray.threats.balls import Ball
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class CrossCheck:
     """What the other engine says of certificates under one threat."""
 
     engine: str
-    threat: Threat
+    threat: Ball
     checked: tuple[int, ...]  # sample numbers
     confirmed: tuple[int, ...]  # certified by the other engine too
     best: tuple[float, ...]  # its best worst-margin bound, per checked sample
@@ -32,7 +32,7 @@ class CrossCheck:
 
 
 def cross_check(
-    engine: Engine, samples: Samples, threat: Threat, certified: Sequence[int], settings: CascadeSettings, seed: int, limit: int = 20
+    engine: Engine, samples: Samples, threat: Ball, certified: Sequence[int], settings: CascadeSettings, seed: int, limit: int = 20
 ) -> CrossCheck:
     """Take up to `limit` certified samples at random and go up the other engine's stages until each is proven or none is left."""
     order = torch.randperm(len(certified), generator=seeding.generator("cpu", seed, "cross-check", str(threat)))

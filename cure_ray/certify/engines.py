@@ -12,11 +12,11 @@ ENGINES = ("native", "auto_lirpa")
 def make_engine(name: str, network: nn.Module, device: torch.device, input_shape: tuple[int, ...]) -> Engine:
     """A bound engine for a network. auto_LiRPA is imported only when asked for."""
     if name == "native":
-        from cure_ray.bounds.native import NativeEngine
+        from cure_ray.bounds.native.engine import NativeEngine
 
         return NativeEngine(network, device, input_shape=input_shape)  # type: ignore[arg-type]  # it says what it cannot read
     if name == "auto_lirpa":
-        from cure_ray.bounds.lirpa import LirpaEngine
+        from cure_ray.bounds.lirpa.engine import LirpaEngine
 
         channels, height, width = input_shape
         return LirpaEngine(network, device, (channels, height, width))
@@ -26,9 +26,9 @@ def make_engine(name: str, network: nn.Module, device: torch.device, input_shape
 def engine_version(name: str) -> str:
     """What an engine of this name would call its version here."""
     if name == "native":
-        from cure_ray.bounds.native import NativeEngine
+        from cure_ray.bounds.native.engine import NativeEngine
 
         return NativeEngine.version
-    from cure_ray.bounds import _lirpa_compat
+    from cure_ray.bounds.lirpa import compat
 
-    return _lirpa_compat.version()
+    return compat.version()

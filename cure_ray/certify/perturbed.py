@@ -7,9 +7,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from cure_ray.bounds.native import NativeEngine
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.balls import CLEAN, Outcome
 from cure_ray.certify.bundle import ThreatLike, save_bundle
-from cure_ray.certify.cascade import CLEAN, Outcome
 from cure_ray.certify.verdict import Status
 from cure_ray.errors import SoundnessError
 

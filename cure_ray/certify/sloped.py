@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.affine import Affine
 from cure_ray.bounds.engine import Stage
-from cure_ray.bounds.interval_images import Ranges, build_warps, effect
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.bounds.problem import NativeProblem
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.problem import NativeProblem
 from cure_ray.certify.boxes import ANY_BOX, BoxDomain
 from cure_ray.certify.transformed import TransformedImages
-from cure_ray.config.transforms import Cell, Transformation
+from cure_ray.threats.transformations import Cell, Transformation
+from cure_ray.threats.warps import Ranges, build_warps, effect
 
 PARTS = 64  # interval images per cell at most
 FINE = 0.06  # pixels: smaller pieces no longer shrink the rest much

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from cure_ray import seeding
 from cure_ray.attacks import margin, replay_network
-from cure_ray.bounds.interval_images import Warp, build_warps, pixel_columns, rows_of, transformed
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.config.transforms import Transformation
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.threats.transformations import Transformation
+from cure_ray.threats.warps import Warp, build_warps, pixel_columns, rows_of, transformed
 
 Parameters = tuple[float, ...]
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.affine import Affine
-from cure_ray.bounds.compiled import Compiled
-from cure_ray.bounds.relaxation import margin_rows, start_rows
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.compiled import Compiled
+from cure_ray.bounds.native.relaxation import margin_rows, start_rows
 from cure_ray.errors import UserError
 
 Span = tuple[int, int]  # rows or columns, half open

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cure_ray.checkpoints import checkpoint_bytes, versions
 from cure_ray.cluster.session import Session, session
 from cure_ray.config import Experiment
+from cure_ray.runs.checkpoints import checkpoint_bytes, versions
 from cure_ray.training.loop import new_network
 
 Level = Literal["ok", "warning", "problem"]

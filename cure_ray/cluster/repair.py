@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from cure_ray.certify.engines import engine_version
-from cure_ray.certify.perturbations import parse_any_threats
-from cure_ray.certify.runner import Samples
-from cure_ray.certify.settings import CascadeSettings, Job, Shard, plan
-from cure_ray.checkpoints import load_checkpoint
-from cure_ray.cluster.shards import Subject, certify_shards
+from cure_ray.certify.job import CascadeSettings, Job, Shard, plan
+from cure_ray.cluster.certification import Subject, certify_shards
 from cure_ray.config import Experiment
-from cure_ray.datasets import load_dataset
+from cure_ray.data.images import load_dataset
+from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
-from cure_ray.norms import NORMS
 from cure_ray.results.fsck import Finding
 from cure_ray.results.store import Store
-from cure_ray.threats import Threat
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import NORMS
+from cure_ray.threats.text import read_threats
 
 
 def repair_store(store: Store, findings: Sequence[Finding], workers: int, data_dir: str | Path | None, address: str | None = None) -> None:
@@ -95,14 +95,14 @@ def _job(goal: Mapping[str, Any]) -> Job:
 def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> list[Any]:
     """With exact radii, from rows that are still there or from the experiment; the text of a ball is rounded."""
     rows = store.read(["threat", "norm", "eps"]).to_pydict()
-    known = {t: Threat(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True) if n in NORMS}
+    known = {t: Ball(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True) if n in NORMS}
     for norm in NORMS:
-        own = Threat(norm, experiment.threats.eps(norm)) if experiment.threats.eps(norm) > 0 else None
+        own = Ball(norm, experiment.threats.eps(norm)) if experiment.threats.eps(norm) > 0 else None
         if own is not None:
             known.setdefault(str(own), own)
     found = list[Any]()
     for text in goal["threats"]:
-        found += [known[text]] if text in known else parse_any_threats(text, goal["dataset"], experiment.dataset.input_shape)
+        found += [known[text]] if text in known else read_threats(text, goal["dataset"], experiment.dataset.input_shape)
     return found
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cure_ray.cluster.space import load_sweep
 from cure_ray.errors import UserError
+from cure_ray.search.space import load_sweep
 
 PATIENCE = 60.0  # seconds a starting head may take to accept jobs
 # What must not travel: Ray refuses a working directory of more than 500 MB, and results have their own place.

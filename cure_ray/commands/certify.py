@@ -11,11 +11,11 @@ from cure_ray.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from cure_ray.certify.settings import CascadeSettings, Job, Shard
+    from cure_ray.certify.job import CascadeSettings, Job, Shard
     from cure_ray.commands.certify_reporter import Reporter
     from cure_ray.commands.certify_subject import Subject
     from cure_ray.results.store import Store
-    from cure_ray.threats import Threat
+    from cure_ray.threats.balls import Ball
 
 
 def certify(
@@ -74,11 +74,11 @@ def certify(
     import torch
 
     from cure_ray import seeding
-    from cure_ray.certify.foreign import check_samples
-    from cure_ray.certify.perturbations import check_feasible
+    from cure_ray.certify.families import check_feasible
     from cure_ray.commands.certify_options import cascade_settings
     from cure_ray.commands.certify_reporter import Reporter
     from cure_ray.commands.certify_subject import load_subject
+    from cure_ray.interchange.foreign import check_samples
     from cure_ray.results.store import Store
     from cure_ray.results.summary import summary
 
@@ -126,7 +126,7 @@ class _Task:
     """A checkpoint with its job and what of it is left to do."""
 
     def __init__(
-        self, subject: "Subject", job: "Job", threats: "list[Threat]", indices: list[int], shards: "list[Shard]", engine: str
+        self, subject: "Subject", job: "Job", threats: "list[Ball]", indices: list[int], shards: "list[Shard]", engine: str
     ) -> None:
         self.subject, self.job, self.threats, self.indices, self.shards, self.engine = subject, job, threats, indices, shards, engine
         self.total = len(indices) * len(threats)
@@ -135,13 +135,13 @@ class _Task:
 
 def _threats(subject: "Subject", text: str | None) -> list[Any]:
     """What was asked for: on the command line, else in the experiment, else all its norms."""
-    from cure_ray.certify.perturbations import parse_any_threats
+    from cure_ray.threats.text import read_threats
 
     text = text or ";".join(subject.defaults.threats if subject.defaults else ())
     radii = {threat.norm: threat.eps for threat in subject.threats}
     chosen: list[Any] = [*subject.threats]
     if text:
-        chosen = [*parse_any_threats(text, subject.samples.dataset, subject.samples.images.shape[1:], radii)]
+        chosen = [*read_threats(text, subject.samples.dataset, subject.samples.images.shape[1:], radii)]
     if not chosen:
         raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
     return chosen
@@ -149,7 +149,7 @@ def _threats(subject: "Subject", text: str | None) -> list[Any]:
 
 def _indices(subject: "Subject", samples: int | None, split: str, own_data: bool) -> list[int]:
     """The samples to certify: the experiment's number of them, or all of a file of one's own."""
-    from cure_ray.datasets import select_samples
+    from cure_ray.data.images import select_samples
 
     total, defaults = len(subject.samples), subject.defaults
     if total == 0:
@@ -159,12 +159,12 @@ def _indices(subject: "Subject", samples: int | None, split: str, own_data: bool
 
 
 def _task(
-    subject: "Subject", threats: "list[Threat]", settings: "CascadeSettings", indices: list[int], split: str, engine: str,
+    subject: "Subject", threats: "list[Ball]", settings: "CascadeSettings", indices: list[int], split: str, engine: str,
     seed: int, union_only: bool, device: "torch.device", root: str, many: bool, workers: int,
 ) -> _Task:  # fmt: skip
-    from cure_ray.certify.cascade import Certifier
+    from cure_ray.certify.balls import Certifier
     from cure_ray.certify.engines import make_engine
-    from cure_ray.certify.settings import Job, plan
+    from cure_ray.certify.job import Job, plan
     from cure_ray.commands.certify_subject import describe
     from cure_ray.results.store import Store
 
@@ -182,10 +182,10 @@ def _task(
 
 
 def _certify_here(tasks: list[_Task], store: "Store", device: "torch.device", bundles: Path, reporter: "Reporter") -> None:
-    from cure_ray.certify.cascade import Certifier
+    from cure_ray.certify.balls import Certifier
     from cure_ray.certify.engines import make_engine
-    from cure_ray.certify.runner import certify_shard
-    from cure_ray.run import StoppedError
+    from cure_ray.certify.shard import certify_shard
+    from cure_ray.runs.run import StoppedError
 
     finished = 0
     for task in tasks:
@@ -206,14 +206,17 @@ def _certify_on_ray(
     tasks: list[_Task], store: "Store", device: "torch.device", bundles: Path, reporter: "Reporter", workers: int, threads: int,
     gpus: float, address: str | None,
 ) -> None:  # fmt: skip
-    from cure_ray.cluster import shards
-    from cure_ray.run import StoppedError, stop_on_signals
+    from cure_ray.cluster import certification
+    from cure_ray.runs.run import StoppedError, stop_on_signals
 
-    work = [(shards.Subject(t.subject.network.cpu(), t.subject.samples, t.engine, t.job.seed, bundles.absolute()), t.shards) for t in tasks]
+    work = [
+        (certification.Subject(t.subject.network.cpu(), t.subject.samples, t.engine, t.job.seed, bundles.absolute()), t.shards)
+        for t in tasks
+    ]
     share = gpus if device.type == "cuda" else 0.0
     with stop_on_signals() as stop:
         try:
-            shards.certify_shards(store, work, workers, str(device), threads, share, address, reporter, stop)
+            certification.certify_shards(store, work, workers, str(device), threads, share, address, reporter, stop)
         except StoppedError as stopped:
             kept = f"finished shards are kept in {store.root}"
             raise StoppedError(f"stopped by {stopped}; {kept}; run the same command to continue.") from None
@@ -224,7 +227,7 @@ def _runs(given: list[Path] | Path, best: int) -> list[Path]:
     found: list[Path] = []
     for path in [given] if isinstance(given, Path) else given:
         if (path / "sweep.yaml").is_file():
-            from cure_ray.cluster.sweep import best_runs
+            from cure_ray.cluster.trials.sweep import best_runs
 
             found += best_runs(path, best)
         else:
@@ -243,17 +246,17 @@ def _rows(table: Any, indices: list[int]) -> Any:
 
 
 def _cross_check(
-    engine: str, subject: "Subject", threats: "list[Threat]", table: Any, digest: str, indices: set[int], settings: "CascadeSettings",
+    engine: str, subject: "Subject", threats: "list[Ball]", table: Any, digest: str, indices: set[int], settings: "CascadeSettings",
     seed: int, device: "torch.device",
 ) -> None:  # fmt: skip
     from cure_ray.certify.crosscheck import cross_check
     from cure_ray.certify.engines import make_engine
-    from cure_ray.threats import Threat
+    from cure_ray.threats.balls import Ball
 
     other = make_engine(engine, subject.network.cpu(), device, tuple(subject.samples.images.shape[1:]))
     columns = ("checkpoint_digest", "threat", "status", "sample_index")
     rows = list(zip(*(table.column(c).to_pylist() for c in columns), strict=True))
-    for threat in (t for t in threats if isinstance(t, Threat)):
+    for threat in (t for t in threats if isinstance(t, Ball)):
         certified = [i for d, t, s, i in rows if d == digest and t == str(threat) and s == "certified" and i in indices]
         if certified:
             print(cross_check(other, subject.samples, threat, certified, settings, seed))

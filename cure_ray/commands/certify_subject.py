@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from cure_ray.certify.runner import Samples
     from cure_ray.config import Certification
-    from cure_ray.threats import Threat
+    from cure_ray.data.samples import Samples
+    from cure_ray.threats.balls import Ball
 
 
 class Subject:
     """A network, its images, and what is known of it."""
 
-    def __init__(self, network: "nn.Module", digest: str, name: str, samples: "Samples", threats: "list[Threat]",
+    def __init__(self, network: "nn.Module", digest: str, name: str, samples: "Samples", threats: "list[Ball]",
                  defaults: "Certification | None", about: dict[str, Any]) -> None:  # fmt: skip
         self.network, self.digest, self.name, self.samples = network, digest, name, samples
         self.threats, self.defaults, self.about = threats, defaults, about
@@ -27,8 +27,8 @@ def load_subject(
     checkpoint: Path | None, network: str | None, weights: Path | None, data: Path | None, split: str, data_dir: Path | None,
     onnx: Path | None = None,
 ) -> Subject:  # fmt: skip
-    from cure_ray.certify.foreign import load_foreign_network, load_npz
-    from cure_ray.checkpoints import load_checkpoint, state_digest
+    from cure_ray.interchange.foreign import load_foreign_network, load_npz
+    from cure_ray.runs.checkpoints import load_checkpoint, state_digest
 
     if (checkpoint is not None) + (network is not None) + (onnx is not None) != 1:
         raise UserError(
@@ -45,14 +45,14 @@ def load_subject(
         about: dict[str, Any] = {"network": network, "weights": str(weights) if weights else None, "data": str(data)}
         name = (weights.stem if weights else network.partition(":")[2]).replace("/", "-")
         return Subject(module, state_digest(module.state_dict()), name, load_npz(data), [], None, about)
-    from cure_ray.norms import NORMS
-    from cure_ray.threats import Threat
+    from cure_ray.threats.balls import Ball
+    from cure_ray.threats.norms import NORMS
 
     assert checkpoint is not None
     loaded = load_checkpoint(checkpoint)
     experiment = loaded.experiment
     samples = load_npz(data) if data is not None else _dataset(experiment.dataset, split, data_dir)
-    threats = [Threat(norm, experiment.threats.eps(norm)) for norm in NORMS if experiment.threats.eps(norm) > 0]
+    threats = [Ball(norm, experiment.threats.eps(norm)) for norm in NORMS if experiment.threats.eps(norm) > 0]
     about = {
         "name": experiment.name, "method": experiment.training.method, "seed": experiment.seed, "config_hash": experiment.config_hash,
         "epoch": loaded.epoch, "checkpoint": str(loaded.path.absolute()),
@@ -76,7 +76,7 @@ def _trained(checkpoint: Path) -> dict[str, Any]:
 def describe(subject: Subject, device: "torch.device") -> dict[str, Any]:
     """What the store keeps of a checkpoint: where it came from, where it was certified, and its clean accuracy on every image of the
     split, which is what papers report beside certificates on a few."""
-    from cure_ray.run import hardware
+    from cure_ray.runs.run import hardware
 
     return {**subject.about, "certified_on": hardware(device), "clean_all": clean_accuracy(subject, device)}
 
@@ -95,9 +95,9 @@ def clean_accuracy(subject: Subject, device: "torch.device") -> dict[str, int]:
 
 
 def _from_onnx(onnx: Path, data: Path | None) -> Subject:
-    from cure_ray.certify.foreign import load_npz
-    from cure_ray.checkpoints import state_digest
-    from cure_ray.export import load_onnx
+    from cure_ray.interchange import load_onnx
+    from cure_ray.interchange.foreign import load_npz
+    from cure_ray.runs.checkpoints import state_digest
 
     if data is None:
         raise UserError("--onnx needs --data file.npz with the images and labels to certify")
@@ -108,8 +108,8 @@ def _from_onnx(onnx: Path, data: Path | None) -> Subject:
 
 
 def _dataset(config: Any, split: str, data_dir: Path | None) -> "Samples":
-    from cure_ray.certify.runner import Samples
-    from cure_ray.datasets import load_dataset
+    from cure_ray.data.images import load_dataset
+    from cure_ray.data.samples import Samples
 
     valid = ("test", "validation", "train")
     if split not in valid:

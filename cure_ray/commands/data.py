@@ -12,7 +12,7 @@ def data(data_dir: DataDirOption = None) -> None:
     Looked for in --data-dir, then the directory in CURE_RAY_DATA, then the user cache; the first download goes to the first of
     these. `digits` is always there.
     """
-    from cure_ray.datafiles import FILES, check
+    from cure_ray.data.files import FILES, check
 
     table = Table("data set", "state", "where", "what", box=None, pad_edge=False)
     for name in FILES:

@@ -26,12 +26,12 @@ def export(
 
     Example: `cure-ray export runs/smoke --onnx net.onnx --vnnlib properties --samples 20`.
     """
-    from cure_ray.checkpoints import load_checkpoint
-    from cure_ray.config.threat_list import parse_balls
-    from cure_ray.datasets import load_dataset, select_samples
-    from cure_ray.export import write_onnx, write_properties
-    from cure_ray.norms import NORMS
-    from cure_ray.threats import Threat
+    from cure_ray.data.images import load_dataset, select_samples
+    from cure_ray.interchange import write_onnx, write_properties
+    from cure_ray.runs.checkpoints import load_checkpoint
+    from cure_ray.threats.balls import Ball
+    from cure_ray.threats.norms import NORMS
+    from cure_ray.threats.text import parse_balls
 
     if onnx is None and vnnlib is None:
         raise UserError("say what to write: --onnx FILE, --vnnlib DIR, or both")
@@ -44,11 +44,10 @@ def export(
         print(f"network: {onnx}")
     if vnnlib is not None:
         radii = experiment.threats
-        balls = parse_balls(threats) if threats else [(norm, radii.eps(norm)) for norm in NORMS if radii.eps(norm) > 0]
-        chosen = [Threat(*ball) for ball in balls]
+        balls = parse_balls(threats) if threats else [Ball(norm, radii.eps(norm)) for norm in NORMS if radii.eps(norm) > 0]
         images = load_dataset(experiment.dataset.model_copy(update={"augment": False}), split, data_dir)  # type: ignore[arg-type]
         index = select_samples(len(images), samples, experiment.certification.selection)
         x, y = images.batch(index)
         source = f"{experiment.name} {loaded.digest[:12]}, {experiment.dataset.name} {split}"
-        written = write_properties(vnnlib, onnx, x, y, index.tolist(), experiment.dataset.num_classes, chosen, source, timeout)
+        written = write_properties(vnnlib, onnx, x, y, index.tolist(), experiment.dataset.num_classes, balls, source, timeout)
         print(f"properties: {len(written)} files in {vnnlib}")

@@ -8,6 +8,6 @@ import typer
 
 def status(directory: Annotated[Path, typer.Argument(help="A directory of `cure-ray sweep` or `cure-ray train`.")]) -> None:
     """Show a sweep or a run, while it runs or afterwards, from any shell that sees its directory. Starts nothing and writes nothing."""
-    from cure_ray.cluster.report import describe_directory
+    from cure_ray.search.status import describe_directory
 
     print(describe_directory(directory))

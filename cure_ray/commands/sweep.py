@@ -27,10 +27,10 @@ def sweep(
 
     Examples: `cure-ray sweep sweeps/smoke.yaml`, `cure-ray status sweeps-out/smoke-...`.
     """
-    from cure_ray.cluster.ledger import describe
-    from cure_ray.cluster.space import load_sweep
-    from cure_ray.cluster.study import default_directory
-    from cure_ray.cluster.sweep import run_sweep
+    from cure_ray.cluster.trials.sweep import run_sweep
+    from cure_ray.search.ledger import describe
+    from cure_ray.search.space import load_sweep
+    from cure_ray.search.study import default_directory
 
     search = load_sweep(file)
     if trials is not None:

@@ -33,12 +33,12 @@ def train(
     Examples: `cure-ray train smoke`, `cure-ray train cifar-large --set scale=0.1 --set training.method=max --out runs/max`.
     """
     from cure_ray.config import load_experiment
-    from cure_ray.run import default_directory, train_run
+    from cure_ray.runs.run import default_directory, train_run
 
     settings = load_experiment(experiment, override)
     directory = out or default_directory(settings)
     if settings.execution.mode == "parallel":
-        from cure_ray.cluster.workers import train_parallel  # on RAY_ADDRESS if it is set, else embedded in this machine
+        from cure_ray.cluster.training.workers import train_parallel  # on RAY_ADDRESS if it is set, else embedded in this machine
 
         result = train_parallel(settings, directory, resume, data_dir, quiet)
     else:

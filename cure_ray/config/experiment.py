@@ -9,10 +9,10 @@ from pydantic import Field, field_validator, model_validator
 
 from cure_ray.config._base import Model, NonNegative, Positive
 from cure_ray.config.problem import Dataset, NetworkConfig, Threats
-from cure_ray.config.threat_list import check_list, read_threats, split_threats
 from cure_ray.config.training import Training
 from cure_ray.errors import UserError
-from cure_ray.norms import NORMS, Norm, contains
+from cure_ray.threats.norms import NORMS, Norm, contains
+from cure_ray.threats.text import check_list, read_threats, split_threats
 
 
 class Execution(Model):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cure_ray.config._base import Model, Positive, Radius
-from cure_ray.norms import NORMS, Norm
+from cure_ray.threats.norms import NORMS, Norm
 
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tinyimagenet"]
 IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cure_ray.config._base import Model, NonNegative, Positive, Radius, Unit
-from cure_ray.config.transforms import training_transformation
-from cure_ray.norms import Norm
+from cure_ray.threats.norms import Norm
+from cure_ray.threats.transformations import training_transformation
 
 Method = Literal["natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd", "cgt"]
 METHODS: tuple[Method, ...] = ("natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd", "cgt")

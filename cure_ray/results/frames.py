@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 
 from cure_ray.errors import UserError
-from cure_ray.norms import NORMS
 from cure_ray.results.evaluations import REQUIRED, STAGES, named_samples
 from cure_ray.results.store import Store
 from cure_ray.results.study import RunInfo, Study, build_study
+from cure_ray.threats.norms import NORMS
 
 COLUMNS = [*REQUIRED, "schema_version", "witness", "engine_version", "stages", "budget_seconds", "budget_nodes", "box", "nodes"]
 """What the tables need; `margins` is left out because a list per row costs more than everything else together."""

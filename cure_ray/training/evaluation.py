@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from cure_ray.bounds.folding import fold_running, read_blocks
-from cure_ray.bounds.interval import certified, full_region, propagate, upper_bounds
 from cure_ray.config import Experiment
-from cure_ray.datasets import Images
-from cure_ray.norms import NORMS
+from cure_ray.data.images import Images
+from cure_ray.threats.norms import NORMS
+from cure_ray.training.folding import fold_running, read_blocks
+from cure_ray.training.propagation import certified, full_region, propagate, upper_bounds
 
 
 @torch.no_grad()

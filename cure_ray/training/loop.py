@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.config import Experiment
-from cure_ray.datasets import MEAN_STD, Images
-from cure_ray.networks import Network, build_network
+from cure_ray.data.images import MEAN_STD, Images
+from cure_ray.networks.models import Network, build_network
 from cure_ray.training.epochs import Learner, Tick, run_epoch, silent
 from cure_ray.training.projection import Merge, merge
 

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.interval import Region
 from cure_ray.config import Attack
-from cure_ray.norms import Norm
-from cure_ray.threats import Threat, project
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import project
+from cure_ray.threats.norms import Norm
+from cure_ray.training.propagation import Region
 
 TINY = 1e-10
 
@@ -115,7 +116,7 @@ def _ascend(offset: Tensor, grad: Tensor, x: Tensor, spec: RegionSpec, radius: f
         return _clip(offset + size * radius * grad.sign(), reach)
     if spec.norm == "l1":
         step = size * radius * _sparse_direction(grad, offset, reach)
-        return project((offset + step).flatten(1), x.flatten(1), Threat("l1", radius), steps=20).view_as(x)
+        return project((offset + step).flatten(1), x.flatten(1), Ball("l1", radius), steps=20).view_as(x)
     moved = offset + size * radius * grad / (_length(grad) + TINY)
     scale = radius / _length(moved).clamp(min=TINY)
     if attack.l2_project == "sphere" and not spec.ball:

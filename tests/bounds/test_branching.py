@@ -6,13 +6,13 @@ import pytest
 import torch
 from test_native import network
 
-from cure_ray.bounds.branching import Settings
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.bounds.nodes import Nodes, Pool
-from cure_ray.networks import Network
-from cure_ray.threats import Threat
+from cure_ray.bounds.native.branching import Settings
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.nodes import Nodes, Pool
+from cure_ray.networks.models import Network
+from cure_ray.threats.balls import Ball
 
-COUNT, THREAT = 6, Threat("l1", 2.7)
+COUNT, THREAT = 6, Ball("l1", 2.7)
 
 
 def numbered(first: int, count: int) -> Nodes:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cure_ray.bounds.folding import _BatchNorm, clean_forward, fold_batch, fold_running, read_blocks
-from cure_ray.bounds.interval import Region, certified, dual_norm_of_rows, full_region, interval_relu, propagate, upper_bounds
-from cure_ray.networks import Network, Normalize
+from cure_ray.networks.models import Network, Normalize
+from cure_ray.training.folding import _BatchNorm, clean_forward, fold_batch, fold_running, read_blocks
+from cure_ray.training.propagation import Region, certified, dual_norm_of_rows, full_region, interval_relu, propagate, upper_bounds
 
 
 def random_network(

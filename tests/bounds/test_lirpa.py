@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cure_ray.attacks import AttackSettings, attack, check_witness, replay_network
-from cure_ray.bounds import _lirpa_compat
-from cure_ray.bounds._lirpa_graph import prepare
-from cure_ray.bounds.lirpa import LirpaEngine
+from cure_ray.bounds.lirpa import compat
+from cure_ray.bounds.lirpa.engine import LirpaEngine
+from cure_ray.bounds.lirpa.graph import prepare
 from cure_ray.errors import UserError
-from cure_ray.networks import Network, Normalize, cnn7, conv_small, mlp
-from cure_ray.norms import Norm
-from cure_ray.threats import Threat
+from cure_ray.networks.models import Network, Normalize, cnn7, conv_small, mlp
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import Norm
 
 torch.set_num_threads(1)
 
-THREATS = [Threat("linf", 0.03), Threat("l2", 0.3), Threat("l1", 0.8)]
+THREATS = [Ball("linf", 0.03), Ball("l2", 0.3), Ball("l1", 0.8)]
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 
 
-def sample_ball(x: Tensor, threat: Threat, n: int, generator: torch.Generator) -> Tensor:
+def sample_ball(x: Tensor, threat: Ball, n: int, generator: torch.Generator) -> Tensor:
     """Points of ball∩[0,1], half of them on the sphere, sparse ones among them."""
     noise = torch.randn(n, *x.shape, dtype=torch.float64, generator=generator).flatten(2)
     noise[::3] *= torch.rand(noise[::3].shape, dtype=torch.float64, generator=generator) > 0.97
@@ -34,7 +34,7 @@ def sample_ball(x: Tensor, threat: Threat, n: int, generator: torch.Generator) -
     return (x + (unit * radius * threat.eps).view(n, *x.shape)).clamp(0, 1)
 
 
-def worst_sampled_margins(network: nn.Module, x: Tensor, y: Tensor, threat: Threat, n: int = 200) -> Tensor:
+def worst_sampled_margins(network: nn.Module, x: Tensor, y: Tensor, threat: Ball, n: int = 200) -> Tensor:
     points = sample_ball(x.double(), threat, n, torch.Generator().manual_seed(7))
     logits = copy.deepcopy(network).double()(points.flatten(0, 1)).view(n, len(x), -1)
     others = [[i for i in range(logits.shape[2]) if i != label] for label in y]
@@ -90,7 +90,7 @@ def batch(network: nn.Module, n: int = 3) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
 @pytest.mark.parametrize("kind", ["conv", "mlp", "cnn7", "two-classes", "residual"])
-def test_no_point_of_the_ball_has_a_margin_below_the_bound(kind: str, threat: Threat) -> None:
+def test_no_point_of_the_ball_has_a_margin_below_the_bound(kind: str, threat: Ball) -> None:
     network = build(kind)
     x, y = batch(network)
     engine = LirpaEngine(network, alpha_iterations=5)
@@ -122,7 +122,7 @@ def test_odd_strides_and_paddings_stay_sound(norm: Norm, side: int, layers: list
     features = nn.Sequential(*modules, nn.Flatten()).eval()(torch.zeros(1, 2, side, side)).shape[1]
     network = Network([*modules, nn.Flatten(), nn.Linear(features, 3)], (2, side, side), 3).eval()
     x, y = batch(network, 2)
-    threat = Threat(norm, {"linf": 0.05, "l2": 0.4, "l1": 1.0}[norm])
+    threat = Ball(norm, {"linf": 0.05, "l2": 0.4, "l1": 1.0}[norm])
     worst = worst_sampled_margins(network, x, y, threat, 100)
     found = check_witness(replay_network(network), x, y, attack(network, x, y, threat, [0, 1], AttackSettings(10, 2)), threat)
     engine = LirpaEngine(network)
@@ -133,7 +133,7 @@ def test_odd_strides_and_paddings_stay_sound(norm: Norm, side: int, layers: list
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
-def test_a_network_on_which_convolution_patches_crash_is_bounded_with_matrices(threat: Threat) -> None:
+def test_a_network_on_which_convolution_patches_crash_is_bounded_with_matrices(threat: Ball) -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 3, 2, 3, 1, bias=False), nn.ReLU(), nn.Conv2d(3, 3, 3, 1, 1, bias=False), nn.ReLU()]
     network = Network([*layers, nn.Flatten(), nn.Linear(27, 3)], (2, 7, 7), 3).eval()
@@ -145,12 +145,12 @@ def test_a_network_on_which_convolution_patches_crash_is_bounded_with_matrices(t
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
-def test_alpha_crown_is_strictly_tighter_than_crown(threat: Threat) -> None:
+def test_alpha_crown_is_strictly_tighter_than_crown(threat: Ball) -> None:
     """torch 2.14 and 2.15 make the gradients of the slopes zero without an error; this test is why torch is pinned."""
     network = build("conv")
     x, y = batch(network)
     engine = LirpaEngine(network)
-    problem = engine.problem(x, y, Threat(threat.norm, 3 * threat.eps))
+    problem = engine.problem(x, y, Ball(threat.norm, 3 * threat.eps))
     gain = engine.margins(problem, "alpha-crown") - engine.margins(problem, "crown")
     assert gain.mean() > 1e-2
     assert gain.min() > -1e-9
@@ -160,10 +160,10 @@ def test_alpha_crown_is_strictly_tighter_than_crown(threat: Threat) -> None:
 def test_at_radius_zero_every_bound_is_the_margin(norm: str) -> None:
     network = build("residual")
     x, y = batch(network)
-    clean = worst_sampled_margins(network, x, y, Threat(norm, 0.0), 2)  # type: ignore[arg-type]
+    clean = worst_sampled_margins(network, x, y, Ball(norm, 0.0), 2)  # type: ignore[arg-type]
     engine = LirpaEngine(network)
     for stage in STAGES[:3]:
-        bound = engine.margins(engine.problem(x, y, Threat(norm, 0.0)), stage)  # type: ignore[arg-type]
+        bound = engine.margins(engine.problem(x, y, Ball(norm, 0.0)), stage)  # type: ignore[arg-type]
         assert torch.allclose(bound, clean, atol=1e-9)
 
 
@@ -200,8 +200,8 @@ class InModelNormalisation(nn.Module):
         return self.head(torch.flatten(torch.relu(self.conv((x - 0.1307) / 0.3081)), 1))
 
 
-@pytest.mark.parametrize("threat", [Threat("l2", 2.0), Threat("l1", 6.0)], ids=str)
-def test_raw_auto_lirpa_certifies_falsely_behind_a_normalisation_and_the_engine_does_not(threat: Threat) -> None:
+@pytest.mark.parametrize("threat", [Ball("l2", 2.0), Ball("l1", 6.0)], ids=str)
+def test_raw_auto_lirpa_certifies_falsely_behind_a_normalisation_and_the_engine_does_not(threat: Ball) -> None:
     torch.manual_seed(0)
     network = InModelNormalisation().eval()
     x, y = batch(network, 8)
@@ -210,12 +210,12 @@ def test_raw_auto_lirpa_certifies_falsely_behind_a_normalisation_and_the_engine_
     engine = LirpaEngine(network)
     for stage in STAGES[:3]:
         assert (engine.margins(engine.problem(x, y, threat), stage) <= worst + 1e-9).all()
-    lirpa = _lirpa_compat.load()
+    lirpa = compat.load()
     raw = lirpa.BoundedModule(copy.deepcopy(network), x[:1], device="cpu")
     ball = lirpa.PerturbationLpNorm(norm=2 if threat.norm == "l2" else 1, eps=threat.eps)
     lower, upper = raw.compute_bounds(x=(lirpa.BoundedTensor(x, ball),), method="IBP")
     if not torch.equal(lower, upper):
-        pytest.skip(f"auto_LiRPA {_lirpa_compat.version()} no longer loses the radius")
+        pytest.skip(f"auto_LiRPA {compat.version()} no longer loses the radius")
     raw_margins = (lower.gather(1, y[:, None]) - upper)[torch.arange(3) != y[:, None]].view(8, 2)
     assert (raw_margins > worst + 1e-3).any(), "zero width: the clean margin sold as a bound"
 

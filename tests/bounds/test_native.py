@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from cure_ray.bounds import native as native_module
-from cure_ray.bounds.compiled import compile_network, flatten_images
-from cure_ray.bounds.domain import Domain
-from cure_ray.bounds.intermediate import Rows, layer_rows
-from cure_ray.bounds.linear import evaluate, slope_gradients
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.bounds.relaxation import (
+from cure_ray.bounds.native import engine as native_module
+from cure_ray.bounds.native.compiled import compile_network, flatten_images
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.intermediate import Rows, layer_rows
+from cure_ray.bounds.native.linear import evaluate, slope_gradients
+from cure_ray.bounds.native.relaxation import (
     LayerBounds,
     Relaxation,
     interval_bounds,
@@ -19,10 +19,10 @@ from cure_ray.bounds.relaxation import (
     margin_rows,
     start_rows,
 )
-from cure_ray.bounds.windows import gather_rows, windows_pay
+from cure_ray.bounds.native.windows import gather_rows, windows_pay
 from cure_ray.errors import UserError
-from cure_ray.networks import Network, Normalize, cnn7, conv_small
-from cure_ray.threats import Threat
+from cure_ray.networks.models import Network, Normalize, cnn7, conv_small
+from cure_ray.threats.balls import Ball
 
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 NORMS = [("linf", 0.03), ("l2", 0.3), ("l1", 0.8)]
@@ -56,7 +56,7 @@ def network(seed: int = 0) -> Network:
 def setup(norm: str, eps: float, dtype: torch.dtype = torch.float64, box: bool = True):
     net = compile_network(network(), (1, 10, 10)).to(torch.device("cpu"), dtype)
     x = torch.rand(3, 1, 10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return net, Domain.around(flatten_images(x).to(dtype), Threat(norm, eps), box)
+    return net, Domain.around(flatten_images(x).to(dtype), Ball(norm, eps), box)
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def test_alpha_is_strictly_tighter_than_crown_where_it_has_to_be():
     engine = NativeEngine(net)
     x = torch.rand(8, 1, 10, 10, generator=torch.Generator().manual_seed(0))
     for norm, eps in NORMS:
-        problem = engine.problem(x, net(x).argmax(1), Threat(norm, 2 * eps))
+        problem = engine.problem(x, net(x).argmax(1), Ball(norm, 2 * eps))
         crown, alpha = engine.margins(problem, "crown"), engine.margins(problem, "alpha-crown")
         assert alpha.mean() > crown.mean() + 1e-3
 
@@ -126,11 +126,11 @@ def test_kernels_run_on_meta_so_nothing_mixes_devices_or_reads_back():
     net = compile_network(network(), (1, 10, 10)).to(meta, torch.float32)
     x = torch.empty(2, 100, device=meta)
     for norm, eps in NORMS:
-        domain = Domain.around(x, Threat(norm, eps), norm == "linf")
+        domain = Domain.around(x, Ball(norm, eps), norm == "linf")
         bounds = interval_bounds(net, domain)
         C = margin_rows(torch.empty(2, dtype=torch.long, device=meta), 4, torch.float32)
         assert interval_margins(net, domain, bounds, C).device == meta
-        boxed = Domain.around(x, Threat(norm, eps), True)
+        boxed = Domain.around(x, Ball(norm, eps), True)
         relaxations = [Relaxation.of(b) for b in bounds]
         A, b, _ = start_rows(net, C)
         slopes = [r.adaptive_BN for r in relaxations]
@@ -146,7 +146,7 @@ def test_running_out_of_memory_halves_the_batch_and_is_recorded(monkeypatch):
     net = network()
     engine = NativeEngine(net)
     x = torch.rand(8, 1, 10, 10)
-    problem = engine.problem(x, net(x).argmax(1), Threat("linf", 0.01))
+    problem = engine.problem(x, net(x).argmax(1), Ball("linf", 0.01))
     expected = engine.margins(problem, "crown")
     real = native_module.crown_bounds
 
@@ -174,7 +174,7 @@ def test_other_errors_are_not_mistaken_for_lack_of_memory(monkeypatch):
     engine = NativeEngine(network())
     monkeypatch.setattr(native_module, "crown_bounds", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        engine.margins(engine.problem(torch.rand(2, 1, 10, 10), torch.tensor([0, 1]), Threat("l2", 0.1)), "crown")
+        engine.margins(engine.problem(torch.rand(2, 1, 10, 10), torch.tensor([0, 1]), Ball("l2", 0.1)), "crown")
     assert engine.backoffs == []
 
 
@@ -186,7 +186,7 @@ def test_a_small_budget_changes_nothing_but_the_batches():
         results = []
         for budget in (1 << 30, 2_000_000):
             engine = NativeEngine(net, memory_budget=budget)
-            results.append(engine.margins(engine.problem(x, y, Threat(norm, eps)), "alpha-crown"))
+            results.append(engine.margins(engine.problem(x, y, Ball(norm, eps)), "alpha-crown"))
         torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
 
 
@@ -197,7 +197,7 @@ def test_the_same_question_gets_the_same_answer_bit_for_bit():
     answers = []
     for _ in range(2):
         engine = NativeEngine(net)
-        answers.append([engine.margins(engine.problem(x, y, Threat("l1", 0.5)), s) for s in STAGES])
+        answers.append([engine.margins(engine.problem(x, y, Ball("l1", 0.5)), s) for s in STAGES])
     assert all(torch.equal(a, b) for a, b in zip(*answers, strict=True))
 
 
@@ -206,7 +206,7 @@ def test_cnn7_takes_interval_hidden_bounds_by_itself():
     net = cnn7((1, 28, 28), 10, [0.0], [1.0], width=0.25).eval()
     engine = NativeEngine(net, iterations=2, work_limit=1_000_000)
     x = torch.rand(1, 1, 28, 28)
-    problem = engine.problem(x, net(x).argmax(1), Threat("linf", 0.001))
+    problem = engine.problem(x, net(x).argmax(1), Ball("linf", 0.001))
     margins = [engine.margins(problem, s) for s in ("ibp", "crown-ibp", "alpha-crown")]
     assert margins[2].min() >= margins[0].min()
     assert torch.isfinite(torch.stack(margins)).all()
@@ -252,18 +252,18 @@ def test_hidden_behaviour_is_noticed():
 @pytest.mark.parametrize(("x", "y"), [((2, 100), (2,)), ((2, 1, 10, 10), (3,)), ((2, 1, 10, 10), (2, 1))])
 def test_wrong_shapes_are_refused(x, y):
     with pytest.raises(UserError, match="expected images"):
-        NativeEngine(network()).problem(torch.rand(x), torch.zeros(y, dtype=torch.long), Threat("l2", 0.1))
+        NativeEngine(network()).problem(torch.rand(x), torch.zeros(y, dtype=torch.long), Ball("l2", 0.1))
 
 
 @pytest.mark.parametrize("label", [-1, 4])
 def test_labels_out_of_range_are_refused(label):
     with pytest.raises(UserError, match=r"0\.\.3"):
-        NativeEngine(network()).problem(torch.rand(1, 1, 10, 10), torch.tensor([label]), Threat("l2", 0.1))
+        NativeEngine(network()).problem(torch.rand(1, 1, 10, 10), torch.tensor([label]), Ball("l2", 0.1))
 
 
 def test_an_empty_batch_is_fine():
     engine = NativeEngine(network())
-    problem = engine.problem(torch.rand(0, 1, 10, 10), torch.zeros(0, dtype=torch.long), Threat("l2", 0.1))
+    problem = engine.problem(torch.rand(0, 1, 10, 10), torch.zeros(0, dtype=torch.long), Ball("l2", 0.1))
     for stage in STAGES:
         assert engine.margins(problem, stage).shape == (0, 3)
     assert engine.branch(problem, 1.0, 10) == []
@@ -276,7 +276,7 @@ def test_one_hard_sample_does_not_starve_the_others():
     y[0] = (y[0] + 1) % 4  # cannot be proven
     engine = NativeEngine(net)
     for norm, eps in NORMS:
-        results = engine.branch(engine.problem(x, y, Threat(norm, eps)), seconds=1.0, nodes=20)
+        results = engine.branch(engine.problem(x, y, Ball(norm, eps)), seconds=1.0, nodes=20)
         assert not (results[0].margins > 0).all()
         assert all(r.nodes <= 20 + 2 * 64 for r in results)
         assert all(r.seconds >= 0 for r in results)

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from cure_ray.networks import Network
+from cure_ray.networks.models import Network
 
 torch.set_num_threads(1)
 

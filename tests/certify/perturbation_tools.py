@@ -5,11 +5,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.folding import fold_batch, read_blocks
-from cure_ray.bounds.interval import Region, propagate, upper_bounds
 from cure_ray.config import Dataset
-from cure_ray.datasets import load_dataset
-from cure_ray.networks import Network, conv_small, mlp
+from cure_ray.data.images import load_dataset
+from cure_ray.networks.models import Network, conv_small, mlp
+from cure_ray.training.folding import fold_batch, read_blocks
+from cure_ray.training.propagation import Region, propagate, upper_bounds
 
 
 @cache

@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from cure_ray.attacks import AttackSettings, margin, replay_network
 from cure_ray.bounds.engine import Branching, Engine, Problem, Stage
-from cure_ray.bounds.lirpa import LirpaEngine
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.cascade import Certifier, Outcome, certify_batch
-from cure_ray.certify.settings import CASCADE, CascadeSettings
+from cure_ray.bounds.lirpa.engine import LirpaEngine
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.balls import Certifier, Outcome, certify_batch
+from cure_ray.certify.job import CASCADE, CascadeSettings
 from cure_ray.certify.verdict import SKIPPED, Status
 from cure_ray.errors import SoundnessError, UserError
-from cure_ray.networks import Network
-from cure_ray.threats import Threat, distance
+from cure_ray.networks.models import Network
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import distance
 
-THREATS = [Threat("linf", 0.05), Threat("l2", 0.3), Threat("l1", 0.4)]
+THREATS = [Ball("linf", 0.05), Ball("l2", 0.3), Ball("l1", 0.4)]
 BOUNDS = CascadeSettings(("ibp", "crown-ibp", "crown", "alpha-crown"), attack=AttackSettings(15, 2))
 
 
@@ -33,7 +34,7 @@ class Tampered:
         self.inner, self.change = inner, change
         self.name, self.version, self.stages = "tampered", "0", inner.stages
 
-    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Threat, box: bool = True) -> Problem:
+    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: bool = True) -> Problem:
         return self.inner.problem(x_BCHW, y_B, threat, box)
 
     def margins(self, problem: Problem, stage: Stage) -> Tensor:
@@ -43,14 +44,14 @@ class Tampered:
         return self.inner.branch(problem, seconds, nodes)
 
 
-def run(engine: Engine, settings: CascadeSettings, threat: Threat, n: int = 30, seed: int = 0, **more: object) -> list[Outcome]:
+def run(engine: Engine, settings: CascadeSettings, threat: Ball, n: int = 30, seed: int = 0, **more: object) -> list[Outcome]:
     x, y = tiny.samples(n)
     return certify_batch(engine, tiny.network(), x, y, threat, settings, seed=seed, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
 @pytest.mark.parametrize("make", [NativeEngine, LirpaEngine], ids=["native", "auto_lirpa"])
-def test_every_outcome_is_backed_by_what_it_claims(make: Callable[..., Engine], threat: Threat) -> None:
+def test_every_outcome_is_backed_by_what_it_claims(make: Callable[..., Engine], threat: Ball) -> None:
     x, y = tiny.samples(30)
     outcomes = run(make(tiny.network()), CascadeSettings(attack=AttackSettings(15, 2)), threat)
     replay = replay_network(tiny.network())
@@ -84,7 +85,7 @@ def test_decisions_do_not_depend_on_the_batch_size_or_on_which_later_stages_are_
 
 def test_branch_and_bound_loses_nothing_and_unresolved_is_timeout_or_unknown() -> None:
     engine = NativeEngine(tiny.network())
-    threat = Threat("linf", 0.08)
+    threat = Ball("linf", 0.08)
     without = run(engine, CascadeSettings(), threat)
     with_ = run(engine, CascadeSettings(CASCADE, seconds=1.0, nodes=400), threat)
     for before, after in zip(without, with_, strict=True):
@@ -99,7 +100,7 @@ def test_branch_and_bound_loses_nothing_and_unresolved_is_timeout_or_unknown() -
 def test_an_unsound_bound_stops_the_run_and_leaves_a_bundle(tmp_path: Path) -> None:
     liar = Tampered(NativeEngine(tiny.network()), lambda margins, problem: margins + 50)
     with pytest.raises(SoundnessError, match="SOUNDNESS FAILURE at sample"):
-        run(liar, CascadeSettings(("crown",)), Threat("linf", 0.2), bundles=tmp_path)
+        run(liar, CascadeSettings(("crown",)), Ball("linf", 0.2), bundles=tmp_path)
     bundle = next(tmp_path.iterdir())
     facts = json.loads((bundle / "facts.json").read_text())
     tensors = load_file(bundle / "sample.safetensors")
@@ -114,7 +115,7 @@ def test_a_bound_slightly_above_a_real_margin_is_caught_before_anything_is_miscl
     """At radius zero the bound is the margin: half a unit more is a lie although the sample is robust."""
     liar = Tampered(NativeEngine(tiny.network()), lambda margins, problem: margins + 0.5)
     with pytest.raises(SoundnessError, match="below the bound"):
-        run(liar, CascadeSettings(("ibp",)), Threat("l2", 0.0), bundles=tmp_path)
+        run(liar, CascadeSettings(("ibp",)), Ball("l2", 0.0), bundles=tmp_path)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
@@ -206,4 +207,4 @@ def test_an_unsound_bound_from_branch_and_bound_stops_the_run_too(tmp_path: Path
     x = torch.rand(6, 1, 4, 4)
     settings = CascadeSettings(stages=("attack", "branch-and-bound"), seconds=1.0)
     with pytest.raises(SoundnessError):
-        certify_batch(Lying(network), network, x, network(x).argmax(1), Threat("linf", 1e-3), settings, bundles=tmp_path)
+        certify_batch(Lying(network), network, x, network(x).argmax(1), Ball("linf", 1e-3), settings, bundles=tmp_path)

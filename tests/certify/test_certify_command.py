@@ -15,14 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cure_ray.certify import runner
-from cure_ray.checkpoints import save_checkpoint
+from cure_ray.certify import shard as runner
 from cure_ray.commands import certify as command
 from cure_ray.config import parse_experiment
-from cure_ray.config.threat_list import parse_balls
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
+from cure_ray.runs.checkpoints import save_checkpoint
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.text import parse_balls
 from cure_ray.training.loop import new_network
 
 
@@ -166,7 +167,7 @@ def test_a_checkpoint_brings_its_threats_of_every_family(tmp_path: Path) -> None
 
 def test_a_grid_is_weighed_by_the_images_there_are(foreign: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A file brings all its images, whatever number an experiment would take, and never more than it has."""
-    from cure_ray.certify import perturbations
+    from cure_ray.certify import families as perturbations
 
     seen: list[int] = []
     monkeypatch.setattr(perturbations, "check_budget", lambda transformation, images, settings: seen.append(images))
@@ -189,9 +190,9 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
     script = (
         "import sys, certify_tiny\n"
         "from pathlib import Path\n"
-        "from cure_ray.certify import settings\n"
+        "from cure_ray.certify import job as settings\n"
         "from cure_ray.commands.certify import certify\n"
-        "from cure_ray.run import StoppedError\n"
+        "from cure_ray.runs.run import StoppedError\n"
         "plan = settings.plan\n"
         "settings.plan = lambda job, threats, indices, done, size=100: plan(job, threats, indices, done, 2)\n"
         "try:\n"
@@ -218,4 +219,4 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
 
 
 def test_radii_are_read_as_written() -> None:
-    assert parse_balls("linf=8/255, l2=0.5") == [("linf", 8 / 255), ("l2", 0.5)]
+    assert parse_balls("linf=8/255, l2=0.5") == [Ball("linf", 8 / 255), Ball("l2", 0.5)]

@@ -5,17 +5,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cure_ray.bounds.interval_images import build_warps, pixel_columns, rows_of, transformed
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify import geometric
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify import transformations as geometric
 from cure_ray.certify.boxes import BoxDomain, box_margins, proven, separate_margins
 from cure_ray.certify.cells import starting_cells
-from cure_ray.certify.geometric import GeometricSettings, certify_geometric
+from cure_ray.certify.transformations import GeometricSettings, certify_geometric
 from cure_ray.certify.verdict import Status
-from cure_ray.config.transforms import Cell, Transformation, parse_transformation
 from cure_ray.errors import SoundnessError, UserError
-from cure_ray.networks import Network
-from cure_ray.threats import Threat
+from cure_ray.networks.models import Network
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.transformations import Cell, Transformation, parse_transformation
+from cure_ray.threats.warps import build_warps, pixel_columns, rows_of, transformed
 from tests.certify.perturbation_tools import digits_network
 
 COMPOSED = [
@@ -201,7 +201,7 @@ def test_separate_logit_bounds_are_never_above_those_of_differences_and_equal_at
     flat = rows_of(pixel_columns(x).flatten(1), 1)
     for radius in (0.0, 0.01):
         low, high = (flat - radius).clamp(0, 1), (flat + radius).clamp(0, 1)
-        domain = BoxDomain(low, torch.zeros_like(low), high - low, Threat("linf", 1.0), True)
+        domain = BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), True)
         elided, separate = engine._crown(engine.decide, domain, y, "ibp"), separate_margins(engine, low, high, y)
         assert bool((separate <= elided + 1e-9).all())
         assert torch.allclose(separate, elided, atol=1e-8) == (radius == 0)

@@ -2,16 +2,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cure_ray.bounds.compiled import flatten_images
-from cure_ray.bounds.native import NativeEngine
+from cure_ray.bounds.native.compiled import flatten_images
+from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.certify.boxes import BoxDomain, box_margins, proven
-from cure_ray.certify.patch import PatchSettings, certify_patch
+from cure_ray.certify.patches import PatchSettings, certify_patch
 from cure_ray.certify.verdict import Status
 from cure_ray.certify.windows import anywhere_margins, clean_pass, patch_margins, positions
-from cure_ray.config.threat_list import Patch, parse_patch
 from cure_ray.errors import UserError
-from cure_ray.networks import Network, Normalize, cnn7
-from cure_ray.threats import Threat
+from cure_ray.networks.models import Network, Normalize, cnn7
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.patches import Patch
+from cure_ray.threats.text import parse_patch
 from tests.certify.perturbation_tools import digits_network
 
 
@@ -27,7 +28,7 @@ def naive(engine: NativeEngine, x: Tensor, y: Tensor, corner: tuple[int, int], h
     """The whole image propagated in float64."""
     assert engine.decide is not None
     low, high = box(x, corner, height, width)
-    return engine._crown(engine.decide, BoxDomain(low, torch.zeros_like(low), high - low, Threat("linf", 1.0), True), y, "ibp")
+    return engine._crown(engine.decide, BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), True), y, "ibp")
 
 
 def strided(channels: int) -> Network:

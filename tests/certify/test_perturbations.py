@@ -3,16 +3,17 @@ from typing import Any
 import pytest
 import torch
 
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify import perturbations
-from cure_ray.certify.cascade import Certifier, Outcome
-from cure_ray.certify.perturbations import certify_any, check_feasible, enabled_stages, family, parse_any_threats
-from cure_ray.certify.settings import CascadeSettings
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify import families as perturbations
+from cure_ray.certify.balls import Certifier, Outcome
+from cure_ray.certify.families import certify_any, check_feasible, enabled_stages
+from cure_ray.certify.job import CascadeSettings
 from cure_ray.certify.verdict import Status
-from cure_ray.config.threat_list import Patch, split_threats
-from cure_ray.config.transforms import parse_transformation
 from cure_ray.errors import UserError
-from cure_ray.threats import Threat
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.patches import Patch
+from cure_ray.threats.text import read_threats, split_threats
+from cure_ray.threats.transformations import parse_transformation
 from tests.certify.perturbation_tools import digits_network
 
 
@@ -31,17 +32,17 @@ def test_commas_separate_threats_but_compose_transformations(text: str, parts: l
 
 
 def test_every_family_is_read_into_its_type() -> None:
-    found = parse_any_threats("linf=8/255,Tu(2),Tv(2),patch=2x3", "mnist", (1, 28, 28))
-    assert found == [Threat("linf", 8 / 255), parse_transformation("Tu(2),Tv(2)", "mnist"), Patch(2, 3)]
-    assert [family(t) for t in found] == ["lp", "geometric", "patch"]
+    found = read_threats("linf=8/255,Tu(2),Tv(2),patch=2x3", "mnist", (1, 28, 28))
+    assert found == [Ball("linf", 8 / 255), parse_transformation("Tu(2),Tv(2)", "mnist"), Patch(2, 3)]
+    assert [t.family for t in found] == ["lp", "geometric", "patch"]
     assert [str(t) for t in found] == ["linf=0.0313725", "Tu(2),Tv(2)", "patch=2x3"]
 
 
 def test_a_norm_alone_has_the_radius_of_the_experiment() -> None:
-    assert parse_any_threats("linf,l2=0.3", "mnist", (1, 28, 28), {"linf": 0.1}) == [Threat("linf", 0.1), Threat("l2", 0.3)]
+    assert read_threats("linf,l2=0.3", "mnist", (1, 28, 28), {"linf": 0.1}) == [Ball("linf", 0.1), Ball("l2", 0.3)]
     for radii in (None, {"l2": 1.0}, {"linf": 0.0}):
         with pytest.raises(UserError, match="write it out"):
-            parse_any_threats("linf", "mnist", (1, 28, 28), radii)
+            read_threats("linf", "mnist", (1, 28, 28), radii)
 
 
 @pytest.mark.parametrize(
@@ -50,16 +51,16 @@ def test_a_norm_alone_has_the_radius_of_the_experiment() -> None:
 )
 def test_what_cannot_be_read_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(UserError):
-        parse_any_threats(text, "mnist", (1, 28, 28))
+        read_threats(text, "mnist", (1, 28, 28))
 
 
 def test_rows_record_only_the_stages_that_can_decide_them() -> None:
     cascade = CascadeSettings()
-    assert enabled_stages(Threat("l2", 1.0), cascade) == cascade.stages
+    assert enabled_stages(Ball("l2", 1.0), cascade) == cascade.stages
     assert enabled_stages(parse_transformation("R(1)"), cascade) == ("ibp", "crown-ibp", "attack")
     assert enabled_stages(Patch(), cascade) == ("ibp", "attack")
     separate = CascadeSettings(separate_logits=True)
-    assert enabled_stages(Threat("l2", 1.0), separate) == cascade.stages
+    assert enabled_stages(Ball("l2", 1.0), separate) == cascade.stages
     assert enabled_stages(parse_transformation("R(1)"), separate) == ("ibp", "attack")
 
 
@@ -89,7 +90,7 @@ def test_settings_are_known_by_what_they_change() -> None:
 def test_grids_over_the_budget_are_refused_before_anything_starts() -> None:
     big = parse_transformation("R(10)", "cifar10")
     with pytest.raises(UserError, match="--yes"):
-        check_feasible([Threat("l2", 1.0), big], CascadeSettings(), False, 1000, False)
+        check_feasible([Ball("l2", 1.0), big], CascadeSettings(), False, 1000, False)
     check_feasible([big], CascadeSettings(), False, 1000, True)
 
 

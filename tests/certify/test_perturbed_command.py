@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cure_ray.cli import app
 from cure_ray.errors import UserError
-from cure_ray.export import write_onnx
+from cure_ray.interchange import write_onnx
 from cure_ray.results.store import Store
 from tests.certify.perturbation_tools import digits_network
 

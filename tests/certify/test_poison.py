@@ -12,22 +12,22 @@ from torch import nn
 
 from cure_ray.attacks import AttackSettings, margin
 from cure_ray.bounds.engine import Engine
-from cure_ray.bounds.lirpa import LirpaEngine
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.certify.cascade import Outcome, certify_batch
-from cure_ray.certify.settings import CascadeSettings
+from cure_ray.bounds.lirpa.engine import LirpaEngine
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.balls import Outcome, certify_batch
+from cure_ray.certify.job import CascadeSettings
 from cure_ray.certify.verdict import Status
 from cure_ray.errors import UserError
-from cure_ray.networks import Network
-from cure_ray.norms import NORMS, Norm
-from cure_ray.threats import Threat
+from cure_ray.networks.models import Network
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.norms import NORMS, Norm
 
 ENGINES = pytest.mark.parametrize("make", [NativeEngine, LirpaEngine], ids=["native", "auto_lirpa"])
 SETTINGS = CascadeSettings(("ibp", "crown-ibp", "attack", "crown"), attack=AttackSettings(10, 2))
 DECIDED = {"linf": 0.03, "l2": 0.2, "l1": 0.4}
 
 
-def certify(make: Callable[..., Engine], network: Network, threat: Threat, n: int = 8) -> list[Outcome]:
+def certify(make: Callable[..., Engine], network: Network, threat: Ball, n: int = 8) -> list[Outcome]:
     x, y = tiny.samples(n)
     return certify_batch(make(network), network, x, y, threat, SETTINGS)
 
@@ -41,7 +41,7 @@ def test_scaled_weights_certify_only_what_the_attack_cannot_break(make: Callable
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.weight.mul_(scale)
     x, y = tiny.samples(8)
-    for outcome, clean in zip(certify(make, network, Threat("linf", 0.5)), margin(network(x), y), strict=True):
+    for outcome, clean in zip(certify(make, network, Ball("linf", 0.5)), margin(network(x), y), strict=True):
         assert outcome.status != Status.CERTIFIED or float(clean) > 0
         if scale == 0.0:
             assert outcome.status != Status.CERTIFIED or outcome.margins is not None, "a constant network is robust where it is right"
@@ -58,7 +58,7 @@ def test_a_network_whose_outputs_overflow_is_an_error_not_an_unknown(make: Calla
         network[1].eps = 0.0  # type: ignore[index]
     statuses = set()
     with contextlib.suppress(UserError):  # an engine may see it coming and refuse the network
-        statuses = {o.status for o in certify(make, network, Threat("linf", 0.1))}
+        statuses = {o.status for o in certify(make, network, Ball("linf", 0.1))}
     assert statuses <= {Status.ERROR}
 
 
@@ -68,7 +68,7 @@ def test_zero_variance_in_batch_norm_is_handled_as_the_network_computes_it(make:
     with torch.no_grad():
         network[1].running_var.zero_()  # type: ignore[index,union-attr]
     x, y = tiny.samples(8)
-    outcomes = certify(make, network, Threat("l2", 0.01))
+    outcomes = certify(make, network, Ball("l2", 0.01))
     for outcome, clean in zip(outcomes, margin(network(x), y), strict=True):
         assert outcome.status in (Status.CERTIFIED, Status.FALSIFIED, Status.UNKNOWN, Status.MISCLASSIFIED)
         assert outcome.status != Status.CERTIFIED or float(clean) > 0
@@ -80,7 +80,7 @@ def test_a_planted_counterexample_is_never_certified(make: Callable[..., Engine]
     """A detector of one exact image inside the ball flips the decision there and nowhere else that is easy to find."""
     x, y = tiny.samples(1)
     x.view(-1)[27] = 0.1  # so that the planted point lies in [0, 1] as well as in the ball
-    threat = Threat(norm, 1.2 * DECIDED[norm])
+    threat = Ball(norm, 1.2 * DECIDED[norm])
     direction = torch.zeros_like(x).flatten()
     direction[27] = 1.0  # one pixel: inside every one of the three balls
     point = (x.flatten() + 0.999 * threat.eps * direction).view_as(x)
@@ -99,7 +99,7 @@ def test_a_planted_counterexample_is_never_certified(make: Callable[..., Engine]
     assert int(network(point).argmax()) != int(y)
     settings = CascadeSettings(attack=AttackSettings(10, 2))
     assert certify_batch(make(network), network, x, y, threat, settings)[0].status in (Status.FALSIFIED, Status.UNKNOWN)
-    smaller = Threat(norm, 0.9 * threat.eps)
+    smaller = Ball(norm, 0.9 * threat.eps)
     assert certify_batch(make(network), network, x, y, smaller, settings)[0].status == Status.CERTIFIED
 
 
@@ -107,14 +107,14 @@ def test_a_planted_counterexample_is_never_certified(make: Callable[..., Engine]
 @pytest.mark.parametrize("norm", NORMS)
 def test_radius_zero_certifies_every_correct_sample_and_a_huge_radius_none(make: Callable[..., Engine], norm: Norm) -> None:
     wanted = [Status.CERTIFIED, Status.MISCLASSIFIED]
-    assert all(o.status in wanted for o in certify(make, tiny.network(), Threat(norm, 0.0)))
-    assert not any(o.status == Status.CERTIFIED for o in certify(make, tiny.network(), Threat(norm, 64.0)))
+    assert all(o.status in wanted for o in certify(make, tiny.network(), Ball(norm, 0.0)))
+    assert not any(o.status == Status.CERTIFIED for o in certify(make, tiny.network(), Ball(norm, 64.0)))
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_verdicts_agree_with_the_radius(norm: Norm) -> None:
     """What is broken at a small radius is certified at no larger one; what is certified is broken at no smaller one."""
-    sweep = [certify(NativeEngine, tiny.network(), Threat(norm, f * DECIDED[norm]), 12) for f in (0.5, 1.0, 1.5, 2.5)]
+    sweep = [certify(NativeEngine, tiny.network(), Ball(norm, f * DECIDED[norm]), 12) for f in (0.5, 1.0, 1.5, 2.5)]
     for small, large in itertools.pairwise(sweep):
         for a, b in zip(small, large, strict=True):
             assert not (a.status == Status.FALSIFIED and b.status == Status.CERTIFIED)
@@ -122,7 +122,7 @@ def test_verdicts_agree_with_the_radius(norm: Norm) -> None:
 
 def test_duplicated_samples_and_non_contiguous_input_get_the_same_verdict() -> None:
     x, y = tiny.samples(3)
-    engine, threat = NativeEngine(tiny.network()), Threat("l2", 0.25)
+    engine, threat = NativeEngine(tiny.network()), Ball("l2", 0.25)
     single = certify_batch(engine, tiny.network(), x, y, threat, SETTINGS)
     doubled = certify_batch(engine, tiny.network(), x.repeat(2, 1, 1, 1), y.repeat(2), threat, SETTINGS, indices=[0, 1, 2, 0, 1, 2])
     strided = x.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cure_ray.certify.sloped import parts_of, pieces, sloped_images
 from cure_ray.certify.transformed import TransformedImages
-from cure_ray.config.transforms import Kind, Step, Transformation, root
+from cure_ray.threats.transformations import Kind, Step, Transformation, root
 
 WIDE: dict[Kind, float] = {"R": 0.6, "Tu": 3.0, "Tv": 3.0, "Sc": 0.4, "Sh": 0.5, "C": 1.0, "B": 0.6}
 MOST: dict[Kind, float] = {"R": math.pi / 2, "Sc": 0.99, "C": 1.0}

@@ -25,22 +25,22 @@ from cluster_helpers import files_of, own_processes, tiny
 from optuna.trial import TrialState
 
 from cure_ray.certify.engines import make_engine
-from cure_ray.certify.runner import Samples
-from cure_ray.certify.settings import CascadeSettings, Job, plan
-from cure_ray.checkpoints import load_checkpoint, resolve_checkpoint
-from cure_ray.cluster import shards
+from cure_ray.certify.job import CascadeSettings, Job, plan
+from cure_ray.cluster import certification as shards
 from cure_ray.cluster.session import EMBEDDED_ENVIRONMENT, ENVIRONMENT
-from cure_ray.cluster.space import load_sweep
-from cure_ray.cluster.study import open_study
-from cure_ray.cluster.sweep import run_sweep
-from cure_ray.cluster.workers import train_parallel
-from cure_ray.datasets import load_dataset
-from cure_ray.metrics import read_metrics
+from cure_ray.cluster.training.workers import train_parallel
+from cure_ray.cluster.trials.sweep import run_sweep
+from cure_ray.data.images import load_dataset
+from cure_ray.data.samples import Samples
 from cure_ray.results.files import Files
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
-from cure_ray.run import train_run
-from cure_ray.threats import Threat
+from cure_ray.runs.checkpoints import load_checkpoint, resolve_checkpoint
+from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.run import train_run
+from cure_ray.search.space import load_sweep
+from cure_ray.search.study import open_study
+from cure_ray.threats.balls import Ball
 
 pytestmark = pytest.mark.chaos
 FAULTS: Counter[str] = Counter()
@@ -140,7 +140,7 @@ def spoil(verdicts: Path, kind: str, name: str, rng: random.Random) -> None:
 
 def test_training_loses_ranks_and_reducers_and_ends_with_the_same_bits(nodes: object, tmp_path: Path) -> None:
     """6 faults: certified and natural ranks and reducer, by SIGKILL or SIGTERM, and every third time the whole node of a rank."""
-    from cure_ray.cluster.workers import FailurePolicy
+    from cure_ray.cluster.training.workers import FailurePolicy
 
     experiment = tiny(epochs=60)
     serial = train_run(experiment, tmp_path / "serial", quiet=True)
@@ -188,7 +188,8 @@ def test_sweep_loses_workers_drivers_and_a_node(nodes: object, tmp_path: Path) -
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(data))
     out = tmp_path / "out"
     code = (
-        "import sys; from pathlib import Path; from cure_ray.cluster.space import load_sweep; from cure_ray.cluster.sweep import run_sweep;"
+        "import sys; from pathlib import Path; from cure_ray.search.space import load_sweep;"
+        "from cure_ray.cluster.trials.sweep import run_sweep;"
         "run_sweep(load_sweep(sys.argv[1]), Path(sys.argv[2]))"
     )
 
@@ -234,7 +235,7 @@ def test_certification_loses_workers_shards_and_disks_and_gives_the_same_table(n
     images = load_dataset(loaded.experiment.dataset, "test")
     samples = Samples("digits", "test", images.pixels(), images.labels)
     engine = make_engine("native", loaded.network, torch.device("cpu"), (1, 8, 8))
-    threats = [Threat("linf", 0.02), Threat("l2", 0.1), Threat("l1", 0.2)]
+    threats = [Ball("linf", 0.02), Ball("l2", 0.1), Ball("l1", 0.2)]
     settings = CascadeSettings(("ibp", "crown-ibp", "attack", "crown"), batch=10)
     job = Job(loaded.digest, "digits", "test", samples.digest, engine.name, engine.version, settings, 0)
     subject = shards.Subject(loaded.network, samples, "native", 0, tmp_path / "bundles")

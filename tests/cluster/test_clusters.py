@@ -18,7 +18,7 @@ from cluster_helpers import own_processes
 from cure_ray.cluster.doctor import diagnose
 from cure_ray.cluster.session import AUTOSCALING, Need, Session, fitting, grown_nodes, require, session, usable_nodes
 from cure_ray.cluster.submit import EXCLUDES, entrypoint, project_root, submit_sweep
-from cure_ray.cluster.trial import need_of
+from cure_ray.cluster.trials.trial import need_of
 from cure_ray.cluster.validate import validate_cluster
 from cure_ray.config import resolve
 from cure_ray.errors import UserError

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from cluster_helpers import tiny
 
-from cure_ray.checkpoints import load_checkpoint, save_checkpoint
-from cure_ray.cluster.space import load_sweep
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
+from cure_ray.runs.checkpoints import load_checkpoint, save_checkpoint
+from cure_ray.search.space import load_sweep
 from cure_ray.training.loop import new_network
 
 TOUCHED = str(Path(tempfile.mkdtemp()) / "cure_ray_was_here")

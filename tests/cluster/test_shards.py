@@ -13,19 +13,19 @@ import torch
 from cluster_helpers import own_processes, tiny
 
 from cure_ray.certify.engines import make_engine
-from cure_ray.certify.runner import Samples
-from cure_ray.certify.settings import CascadeSettings, Job, plan
-from cure_ray.checkpoints import Checkpoint, load_checkpoint
-from cure_ray.cluster import shards
+from cure_ray.certify.job import CascadeSettings, Job, plan
+from cure_ray.cluster import certification as shards
 from cure_ray.cluster.session import Session
-from cure_ray.datasets import load_dataset
+from cure_ray.data.images import load_dataset
+from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
-from cure_ray.run import train_run
-from cure_ray.threats import Threat
+from cure_ray.runs.checkpoints import Checkpoint, load_checkpoint
+from cure_ray.runs.run import train_run
+from cure_ray.threats.balls import Ball
 
-THREATS = [Threat("linf", 0.02), Threat("l2", 0.1), Threat("l1", 0.2)]
+THREATS = [Ball("linf", 0.02), Ball("l2", 0.1), Ball("l1", 0.2)]
 SETTINGS = CascadeSettings(("ibp", "crown-ibp", "attack", "crown"), batch=10)
 
 
@@ -111,7 +111,7 @@ def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
     with pytest.raises(UserError, match="3 findings; run `cure-ray fsck"):
         examine(str(tmp_path / "2"))
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("cure_ray.bounds.native.NativeEngine.version", "99.0")
+        elsewhere.setattr("cure_ray.bounds.native.engine.NativeEngine.version", "99.0")
         with pytest.raises(UserError, match=r"engine .*, this is 99\.0: verdicts of the two must not be mixed"):
             examine(str(tmp_path / "2"), repair=True)
         assert torn.exists()

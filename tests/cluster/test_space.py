@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cure_ray.cluster.ledger import rung_epochs
-from cure_ray.cluster.space import Sweep, base_data, experiment_at, grid_points, load_sweep
-from cure_ray.cluster.study import survives
 from cure_ray.config import resolve
 from cure_ray.errors import UserError
+from cure_ray.search.ledger import rung_epochs
+from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, load_sweep
+from cure_ray.search.study import survives
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 GOOD: dict[str, Any] = {

@@ -19,19 +19,19 @@ import yaml
 from cluster_helpers import files_of
 from optuna.trial import TrialState
 
-from cure_ray.checkpoints import resolve_checkpoint
-from cure_ray.cluster.driver import _EndedError, _result
-from cure_ray.cluster.layout import JOURNAL
-from cure_ray.cluster.ledger import Ledger
-from cure_ray.cluster.report import describe_directory
 from cure_ray.cluster.session import Session
-from cure_ray.cluster.space import Sweep, load_sweep
-from cure_ray.cluster.study import claim, open_study, submission
-from cure_ray.cluster.sweep import best_runs, run_sweep
-from cure_ray.cluster.tuning import LedgerScheduler, loggers
+from cure_ray.cluster.trials.driver import _EndedError, _result
+from cure_ray.cluster.trials.sweep import best_runs, run_sweep
+from cure_ray.cluster.trials.tuning import LedgerScheduler, loggers
 from cure_ray.config import load_experiment
 from cure_ray.errors import NoRoomError, SoundnessError, UserError
-from cure_ray.run import train_run
+from cure_ray.runs.checkpoints import resolve_checkpoint
+from cure_ray.runs.run import train_run
+from cure_ray.search.layout import JOURNAL
+from cure_ray.search.ledger import Ledger
+from cure_ray.search.space import Sweep, load_sweep
+from cure_ray.search.status import describe_directory
+from cure_ray.search.study import claim, open_study, submission
 
 SWEEP = {
     "name": "tiny",
@@ -49,8 +49,8 @@ SWEEP = {
 DRIVER = """
 import sys
 from pathlib import Path
-from cure_ray.cluster.space import load_sweep
-from cure_ray.cluster.sweep import run_sweep
+from cure_ray.search.space import load_sweep
+from cure_ray.cluster.trials.sweep import run_sweep
 run_sweep(load_sweep(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -159,7 +159,7 @@ def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_study(tmp_path: Pa
 
 
 def test_what_ray_train_wraps_is_unwrapped() -> None:
-    from cure_ray.cluster.workers import _user_error
+    from cure_ray.cluster.training.workers import _user_error
 
     def wrapped(error: Exception) -> Exception:
         outer = RuntimeError("training failed")

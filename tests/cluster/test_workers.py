@@ -11,14 +11,14 @@ import pytest
 import ray
 from cluster_helpers import files_of, tiny
 
-from cure_ray.checkpoints import load_checkpoint
 from cure_ray.cluster import reducer
-from cure_ray.cluster.ranks import Phase, phases
 from cure_ray.cluster.session import Session
-from cure_ray.cluster.workers import train_parallel
+from cure_ray.cluster.training.ranks import Phase, phases
+from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.errors import UserError
-from cure_ray.metrics import read_metrics
-from cure_ray.run import train_run
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.run import train_run
 
 
 def kill_after_first_epoch(directory: Path, role: str, key: str = "pid") -> threading.Thread:

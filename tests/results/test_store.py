@@ -15,21 +15,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from cure_ray.attacks import AttackSettings
-from cure_ray.certify.settings import CascadeSettings, Job, Shard, plan
+from cure_ray.certify.job import CascadeSettings, Job, Shard, plan
 from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import fsck
 from cure_ray.results.schema import SCHEMA, documentation, from_table, to_table
 from cure_ray.results.store import Store
 from cure_ray.results.summary import summary
-from cure_ray.threats import Threat
+from cure_ray.threats.balls import Ball
 
 DOCS = Path(__file__).parents[2] / "docs" / "results-schema.md"
-LINF, L2 = Threat("linf", 0.1), Threat("l2", 0.5)
+LINF, L2 = Ball("linf", 0.1), Ball("l2", 0.5)
 JOB = Job("c" * 64, "digits", "test", "d1", "native", "1", CascadeSettings(), 0)
 
 
-def verdict(threat: Threat, index: int, status: Status = Status.CERTIFIED, job: Job = JOB, **changes: object) -> Verdict:
+def verdict(threat: Ball, index: int, status: Status = Status.CERTIFIED, job: Job = JOB, **changes: object) -> Verdict:
     row = Verdict(
         SCHEMA_VERSION, job.run_id, job.checkpoint_digest, job.dataset, job.split, index, index % 10, index % 10, "lp", str(threat),
         threat.norm, threat.eps, status, "crown", 0.25, (0.25, 1.5), 0.5, None, 0.01, job.engine, job.engine_version, job.seed,
@@ -38,7 +38,7 @@ def verdict(threat: Threat, index: int, status: Status = Status.CERTIFIED, job: 
     return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
 
 
-def fill(store: Store, job: Job, threats: list[Threat], indices: list[int], size: int = 4) -> None:
+def fill(store: Store, job: Job, threats: list[Ball], indices: list[int], size: int = 4) -> None:
     done = store.begin(job, threats, indices, {"method": "joint"})
     for shard in plan(job, threats, indices, done, size):
         store.write(shard, [verdict(t, i, job=job) for t in shard.threats for i in shard.indices])
@@ -95,9 +95,9 @@ def test_a_continued_run_computes_nothing_twice_whatever_its_shards_were(root: s
 
 def test_the_name_of_a_shard_is_its_content() -> None:
     shard = Shard(JOB, (LINF,), (0, 1))
-    assert shard.name == Shard(dataclasses.replace(JOB), (Threat("linf", 0.1),), (0, 1)).name
+    assert shard.name == Shard(dataclasses.replace(JOB), (Ball("linf", 0.1),), (0, 1)).name
     others = [
-        Shard(JOB, (Threat("linf", 0.1 + 1e-9),), (0, 1)),
+        Shard(JOB, (Ball("linf", 0.1 + 1e-9),), (0, 1)),
         Shard(JOB, (LINF,), (0, 2)),
         Shard(dataclasses.replace(JOB, seed=1), (LINF,), (0, 1)),
         Shard(dataclasses.replace(JOB, engine_version="2"), (LINF,), (0, 1)),
@@ -165,7 +165,7 @@ def test_other_data_other_settings_and_nearly_equal_radii_are_refused(root: str)
     with pytest.raises(UserError, match=r"other settings \(seconds: 0.0 there, 10.0 now\)"):
         create(root).begin(longer, [LINF], [0, 1], {})
     with pytest.raises(UserError, match="too close"):
-        create(root).begin(JOB, [Threat("linf", 0.1 + 1e-12)], [0], {})
+        create(root).begin(JOB, [Ball("linf", 0.1 + 1e-12)], [0], {})
 
 
 def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cure_ray.cli import app
-from cure_ray.export import write_onnx
+from cure_ray.interchange import write_onnx
 from cure_ray.results import tables
 from cure_ray.results.frames import load
 from cure_ray.results.statistics import wilson

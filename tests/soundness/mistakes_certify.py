@@ -1,9 +1,9 @@
 """Deliberate mistakes in transformations, patches and the cascade: what is wrong, file, text (it occurs once), replacement."""
 
-IMAGES = "bounds/interval_images.py"
-CELLS, GEOMETRIC, POINTS = "certify/cells.py", "certify/geometric.py", "certify/transformed.py"
+IMAGES = "threats/warps.py"
+CELLS, GEOMETRIC, POINTS = "certify/cells.py", "certify/transformations.py", "certify/transformed.py"
 SLOPED = "certify/sloped.py"
-WINDOWS, PATCH, BOXES = "certify/windows.py", "certify/patch.py", "certify/boxes.py"
+WINDOWS, PATCH, BOXES = "certify/windows.py", "certify/patches.py", "certify/boxes.py"
 PERTURBED = [
     (
         "difference of intervals: the wrong ends",
@@ -191,16 +191,21 @@ PERTURBED = [
         "warp.apply(self.columns_PBC[:, index].flatten(1))",
         "warp.apply(self.columns_PBC[:, index.flip(0)].flatten(1))",
     ),
-    ("a leaf between the halves", "config/transforms.py", "((first, middle), (middle, last))", "((first, middle), (middle + 1, last))"),
+    (
+        "a leaf between the halves",
+        "threats/transformations.py",
+        "((first, middle), (middle, last))",
+        "((first, middle), (middle + 1, last))",
+    ),
     (
         "ranges start one leaf late",
-        "config/transforms.py",
+        "threats/transformations.py",
         "(edge(step, first, count), edge(step, last, count))",
         "(edge(step, min(first + 1, last), count), edge(step, last, count))",
     ),
 ]
 
-CASCADE_FILE = "certify/cascade.py"
+CASCADE_FILE = "certify/balls.py"
 CASCADE = [
     ("cascade: one margin is enough", CASCADE_FILE, "bool((row > 0).all())", "bool((row > 0).any())"),
     ("cascade: zero is proven", CASCADE_FILE, "bool((row > 0).all())", "bool((row >= 0).all())"),

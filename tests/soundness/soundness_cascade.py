@@ -85,16 +85,16 @@ SCRIPTS: list[tuple[dict[str, list[float]], str, str]] = [
 
 def check_scripts() -> None:
     """Certified exactly where one stage proves all margins of this very sample; NaN and inf are errors; a wrong class is never proven."""
-    from cure_ray.certify.cascade import Certifier
-    from cure_ray.certify.settings import CascadeSettings
-    from cure_ray.threats import Threat
+    from cure_ray.certify.balls import Certifier
+    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.threats.balls import Ball
 
     x, y = samples(len(SCRIPTS))
     script = {n: s for n, (s, _, _) in enumerate(SCRIPTS)}
     for fragile in (False, True):
         for batch in (50, 4):
             certifier = Certifier(ScriptedEngine(script, fragile), constant(10.0), CascadeSettings(STAGES, batch=batch))
-            for n, outcome in enumerate(certifier.certify(x, y, Threat("linf", 0.1), range(len(x)))):
+            for n, outcome in enumerate(certifier.certify(x, y, Ball("linf", 0.1), range(len(x)))):
                 bounds, status, stage = SCRIPTS[n]
                 assert (str(outcome.status), outcome.stage) == (status, stage), f"sample {n}"
                 if status == "certified":
@@ -102,31 +102,31 @@ def check_scripts() -> None:
                     assert outcome.attack_margin is not None, "a certified sample has not been attacked"
     wrong = Certifier(ScriptedEngine({n: {"ibp": GOOD} for n in range(3)}), constant(10.0), CascadeSettings(("ibp",)))
     labels = torch.tensor([0, 1, 2])
-    statuses = [str(o.status) for o in wrong.certify(x[:3], labels, Threat("linf", 0.1), range(3))]
+    statuses = [str(o.status) for o in wrong.certify(x[:3], labels, Ball("linf", 0.1), range(3))]
     assert statuses == ["certified", "misclassified", "misclassified"]
     broken = x[:3].clone()
     broken[1, 0, 1, 1] = nan
-    assert [str(o.status) for o in wrong.certify(broken, y[:3], Threat("linf", 0.1), range(3))] == ["certified", "error", "certified"]
+    assert [str(o.status) for o in wrong.certify(broken, y[:3], Ball("linf", 0.1), range(3))] == ["certified", "error", "certified"]
 
 
 def check_branching() -> None:
     """Branch and bound proves only with all margins, and only when it was given time."""
-    from cure_ray.certify.cascade import Certifier
-    from cure_ray.certify.settings import CascadeSettings
-    from cure_ray.threats import Threat
+    from cure_ray.certify.balls import Certifier
+    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.threats.balls import Ball
 
     x, y = samples(3)
     script = {0: {"branch-and-bound": GOOD}, 1: {"branch-and-bound": [1.0, -1.0]}, 2: {"branch-and-bound": [nan, 1.0]}}
     for seconds, expected in ((1.0, ["certified", "timeout", "error"]), (0.0, ["unknown"] * 3)):
         certifier = Certifier(ScriptedEngine(script), constant(10.0), CascadeSettings(("ibp", "branch-and-bound"), seconds))
-        assert [str(o.status) for o in certifier.certify(x, y, Threat("linf", 0.1), range(3))] == expected
+        assert [str(o.status) for o in certifier.certify(x, y, Ball("linf", 0.1), range(3))] == expected
 
 
 def check_union() -> None:
     """A sample is in the union iff it is certified under every threat; what was skipped is not certified."""
-    from cure_ray.certify.cascade import Certifier
-    from cure_ray.certify.settings import CascadeSettings
-    from cure_ray.threats import Threat
+    from cure_ray.certify.balls import Certifier
+    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.threats.balls import Ball
 
     class PerNorm(ScriptedEngine):
         def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: object, box: bool = True) -> Scripted:
@@ -136,7 +136,7 @@ def check_union() -> None:
     x, y = samples(4)
     script = {0: {"ibp": GOOD}, 1: {"ibp": GOOD}, 10: {"ibp": GOOD}, 12: {"ibp": GOOD}}
     certifier = Certifier(PerNorm(script), constant(10.0), CascadeSettings(("ibp",)))
-    linf, l2 = certifier.certify_union(x, y, [Threat("linf", 0.1), Threat("l2", 0.1)], range(4))
+    linf, l2 = certifier.certify_union(x, y, [Ball("linf", 0.1), Ball("l2", 0.1)], range(4))
     assert [str(o.status) for o in linf] == ["certified", "certified", "unknown", "unknown"]
     assert [str(o.status) for o in l2] == ["certified", "unknown", "unknown", "unknown"]
     assert [o.stage for o in l2] == ["ibp", "ibp", "skipped", "skipped"]
@@ -154,10 +154,10 @@ def steep() -> nn.Sequential:
 
 def check_alarms() -> None:
     """A lie is caught: a broken sample called certified, and a bound slightly above the margin of a real image. Witnesses are real."""
-    from cure_ray.certify.cascade import Certifier
-    from cure_ray.certify.settings import CascadeSettings
+    from cure_ray.certify.balls import Certifier
+    from cure_ray.certify.job import CascadeSettings
     from cure_ray.errors import SoundnessError
-    from cure_ray.threats import Threat
+    from cure_ray.threats.balls import Ball
 
     x, y = samples(3)
     x[:, 0, 0, 0] = 0.5
@@ -170,16 +170,16 @@ def check_alarms() -> None:
             liar = ScriptedEngine({50: dict.fromkeys(STAGES, margins)})
             certifier = Certifier(liar, steep(), CascadeSettings(stages), bundles=Path(folder))
             try:
-                certifier.certify(x, y, Threat("linf", eps), range(3))
+                certifier.certify(x, y, Ball("linf", eps), range(3))
             except SoundnessError:
                 continue
             raise AssertionError(f"no alarm at {eps} by {stages}")
     certifier = Certifier(ScriptedEngine({}), steep(), CascadeSettings(("ibp", "attack")))
-    for outcome, image in zip(certifier.certify(x, y, Threat("linf", 0.1), range(3)), x, strict=True):
+    for outcome, image in zip(certifier.certify(x, y, Ball("linf", 0.1), range(3)), x, strict=True):
         assert str(outcome.status) == "falsified"
         assert steep().double()(outcome.witness[None]).argmax() != 0
         assert float((outcome.witness - image.double()).abs().max()) <= 0.1
-    assert [str(o.status) for o in certifier.certify(x, y, Threat("linf", 0.01), range(3))] == ["unknown"] * 3
+    assert [str(o.status) for o in certifier.certify(x, y, Ball("linf", 0.01), range(3))] == ["unknown"] * 3
 
 
 def check_cascade() -> None:

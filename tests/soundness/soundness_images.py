@@ -44,9 +44,9 @@ def reference(kinds: list[str], parameters: list[float], x_BCHW: Tensor) -> Tens
 
 def check_interval_images() -> None:
     """Every transformed image lies in the interval image of every box around its parameters; a point's interval is the point."""
-    from cure_ray.bounds.compiled import flatten_images
-    from cure_ray.bounds.interval_images import build_warps, pixel_columns, rows_of, transformed
-    from cure_ray.config.transforms import parse_transformation
+    from cure_ray.bounds.native.compiled import flatten_images
+    from cure_ray.threats.transformations import parse_transformation
+    from cure_ray.threats.warps import build_warps, pixel_columns, rows_of, transformed
 
     g = torch.Generator().manual_seed(0)
     x = torch.rand(2, 2, 7, 6, generator=g)
@@ -74,8 +74,8 @@ def check_interval_images() -> None:
 
 def check_rounding_of_images() -> None:
     """A shift by a float64 number, computed exactly in rationals, lies in the interval image of that one number."""
-    from cure_ray.bounds.interval_images import build_warps, pixel_columns
-    from cure_ray.config.transforms import parse_transformation
+    from cure_ray.threats.transformations import parse_transformation
+    from cure_ray.threats.warps import build_warps, pixel_columns
 
     x = torch.rand(1, 1, 1, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     pixels = [Fraction(v) for v in x.flatten().tolist()]
@@ -90,8 +90,8 @@ def check_rounding_of_images() -> None:
 
 def check_boxes() -> None:
     """Margins over boxes are below those of their points; what counts as proven is finite and positive everywhere."""
-    from cure_ray.bounds.compiled import flatten_images
-    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.bounds.native.compiled import flatten_images
+    from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.certify.boxes import box_margins, proven, separate_margins
 
     case, g = designed_network(0), torch.Generator().manual_seed(0)
@@ -124,9 +124,9 @@ def check_boxes() -> None:
 
 def _check_exact_boxes() -> None:
     """Without a hidden layer interval bounds are exact, of the differences and of single logits."""
-    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.certify.boxes import box_margins, separate_margins
-    from cure_ray.networks import Network
+    from cure_ray.networks.models import Network
 
     torch.manual_seed(5)
     last = nn.Linear(12, 3)

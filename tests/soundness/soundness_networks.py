@@ -12,7 +12,7 @@ from torch import nn
 
 def random_network(seed: int) -> SimpleNamespace:
     """A small network with random layers: Normalize or not, 0 to 2 convolutions, 0 to 2 hidden linear layers, BN, missing biases."""
-    from cure_ray.networks import Network, Normalize
+    from cure_ray.networks.models import Network, Normalize
 
     r = random.Random(seed)
     torch.manual_seed(seed)
@@ -63,7 +63,7 @@ def random_network(seed: int) -> SimpleNamespace:
 def designed_network(seed: int = 0) -> SimpleNamespace:
     """All that can go wrong in one network: two normalised channels, oblong images, strides, padding, BN with negative gains after
     a convolution and a linear layer, a layer without bias, and windows smaller than the images."""
-    from cure_ray.networks import Network, Normalize
+    from cure_ray.networks.models import Network, Normalize
 
     torch.manual_seed(seed)
     layers = [
@@ -100,7 +100,7 @@ def designed_network(seed: int = 0) -> SimpleNamespace:
 def tied_network(seed: int, width: int = 24) -> nn.Sequential:
     """Two logits that are the same function summed in another order: their margin is exactly 0 everywhere, so any positive
     claim is rounding. Large cancelling weights make the rounding errors large."""
-    from cure_ray.networks import Network
+    from cure_ray.networks.models import Network
 
     torch.manual_seed(seed)
     first, second, last = nn.Linear(9, width), nn.Linear(width, 2 * width), nn.Linear(2 * width, 2)

@@ -25,11 +25,11 @@ def _patched(x: Tensor, corner: tuple[int, int], height: int, width: int, fill: 
 
 def check_windows() -> None:
     """Windows give the bounds of whole images, at every position; the bound for all positions together is below each."""
-    from cure_ray.bounds.compiled import flatten_images
-    from cure_ray.bounds.native import NativeEngine
+    from cure_ray.bounds.native.compiled import flatten_images
+    from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.certify.boxes import BoxDomain
     from cure_ray.certify.windows import anywhere_margins, clean_pass, patch_margins, positions
-    from cure_ray.threats import Threat
+    from cure_ray.threats.balls import Ball
 
     g = torch.Generator().manual_seed(0)
     torch.manual_seed(3)
@@ -46,7 +46,7 @@ def check_windows() -> None:
         for corner in places:
             found = patch_margins(clean, corner, height, width)
             low, high = (flatten_images(_patched(case.x, corner, height, width, torch.tensor(v).double())) for v in (0.0, 1.0))
-            domain = BoxDomain(low, torch.zeros_like(low), high - low, Threat("linf", 1.0), True)
+            domain = BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), True)
             assert torch.allclose(found, engine._crown(engine.decide, domain, case.y, "ibp"), rtol=1e-9, atol=1e-7), corner
             fill = torch.rand(len(case.x), case.x.shape[1], height, width, generator=g, dtype=torch.float64).round()
             logits = preactivations(case.network, _patched(case.x, corner, height, width, fill))[-1]
@@ -63,7 +63,7 @@ def check_windows() -> None:
 
 def _mlp(*layers: nn.Linear) -> nn.Sequential:
     """Linear layers with ReLUs between, on 4 x 5 images."""
-    from cure_ray.networks import Network
+    from cure_ray.networks.models import Network
 
     between = [part for layer in layers for part in (layer, nn.ReLU())][:-1]
     return Network([nn.Flatten(), *between], (1, 4, 5), layers[-1].out_features).eval()
@@ -73,7 +73,7 @@ def detector(
     shape: tuple[int, int], pixels: list[int], threshold: float, weight: float = 20.0, guards: list[int] | None = None
 ) -> nn.Sequential:
     """Class 0 by half a unit, unless one of the pixels is brighter than the threshold (and its guard pixel is dark)."""
-    from cure_ray.networks import Network
+    from cure_ray.networks.models import Network
 
     first, last = nn.Linear(shape[0] * shape[1], len(pixels)), nn.Linear(len(pixels), 2)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def detector(
 
 def convolutional_detector() -> nn.Sequential:
     """The same for the top left pixel of each 2 x 2 block, by a convolution."""
-    from cure_ray.networks import Network
+    from cure_ray.networks.models import Network
 
     first, second, last = nn.Conv2d(1, 1, 2, 2), nn.Linear(4, 1), nn.Linear(1, 2)
     with torch.no_grad():
@@ -106,8 +106,8 @@ def convolutional_detector() -> nn.Sequential:
 
 def check_patch() -> None:
     """A network that one pixel breaks is not certified wherever that pixel is; what cannot be broken is; witnesses are real."""
-    from cure_ray.bounds.native import NativeEngine
-    from cure_ray.certify import patch
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.certify import patches as patch
     from cure_ray.errors import SoundnessError
 
     y, dark = torch.zeros(4, dtype=torch.long), torch.zeros(1, 4, 4)
@@ -172,7 +172,7 @@ def _expect(kind: type[Exception], run: object) -> None:
 def check_cells() -> None:
     """A range cut in halves again and again ends in every leaf, once, and leaves share their edges."""
     from cure_ray.certify.cells import split, starting_cells
-    from cure_ray.config.transforms import parse_transformation
+    from cure_ray.threats.transformations import parse_transformation
 
     transformation = parse_transformation("Sc(5),R(40),B(0.01)", widths=(0.02, 3.0, 0.01))
     cells, leaves = starting_cells(transformation, 9, 9), []
@@ -193,10 +193,10 @@ def check_cells() -> None:
 
 def check_geometric() -> None:
     """A network that one narrow part of the range breaks is not certified, wherever that part is; margins hold at every parameter."""
-    from cure_ray.bounds.native import NativeEngine
-    from cure_ray.certify import geometric
-    from cure_ray.config.transforms import parse_transformation
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.certify import transformations as geometric
     from cure_ray.errors import SoundnessError
+    from cure_ray.threats.transformations import parse_transformation
 
     dot, centre = torch.zeros(1, 9, 9), torch.zeros(1, 9, 9)
     dot[0, 4, 8], centre[0, 4, 4] = 1.0, 1.0

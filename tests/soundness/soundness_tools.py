@@ -18,13 +18,13 @@ TOLERANCE = 1e-9  # float64 noise of the judge; the engine itself gets none
 
 def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch: bool = True, count: int = 24) -> None:
     """Containment at every layer for every method, and no margin above what some point of the set attains."""
-    from cure_ray.bounds.intermediate import crown_bounds, optimised_bounds
-    from cure_ray.bounds.native import NativeEngine
-    from cure_ray.bounds.relaxation import interval_bounds
-    from cure_ray.threats import Threat
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
+    from cure_ray.bounds.native.relaxation import interval_bounds
+    from cure_ray.threats.balls import Ball
 
     engine = NativeEngine(case.network, "cpu")
-    problem = engine.problem(case.x, case.y, Threat(norm, eps), box)
+    problem = engine.problem(case.x, case.y, Ball(norm, eps), box)
     net, domain = engine.decide, problem.domain
     images = torch.cat([points(case.x, norm, eps, box, count), worst_points(case.network, case.x, case.y, norm, eps, box)])
     P, B = images.shape[:2]
@@ -50,7 +50,7 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
         assert (margins[proven] <= attained[proven] + TOLERANCE).all(), f"{stage}: a certificate above an attained margin"
     if branch:
         check_splits(engine, problem, layers, case.y)
-        at_x = replace(problem, domain=engine.problem(case.x, case.y, Threat(norm, 1e-9), box).domain)  # one point, the bounds of all
+        at_x = replace(problem, domain=engine.problem(case.x, case.y, Ball(norm, 1e-9), box).domain)  # one point, the bounds of all
         check_splits(engine, at_x, [z[:1] for z in layers], case.y)
         for b, result in enumerate(engine.branch(problem, seconds=0.4, nodes=40)):
             assert (result.margins <= attained[b] + TOLERANCE).all(), "branch and bound: above an attained margin"
@@ -59,8 +59,8 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
 
 def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Tensor) -> None:
     """A sub-problem's bound, with any slopes and multipliers, is below the margin of every point that obeys its splits."""
-    from cure_ray.bounds.relaxation import margin_rows
-    from cure_ray.bounds.subproblems import Space, unstable_index
+    from cure_ray.bounds.native.relaxation import margin_rows
+    from cure_ray.bounds.native.subproblems import Space, unstable_index
 
     if not problem.bounds:
         return
@@ -83,26 +83,26 @@ def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Ten
 
 def check_ties() -> None:
     """No stage may claim a positive margin where the true one is exactly 0, whatever the rounding."""
-    from cure_ray.bounds.native import NativeEngine
-    from cure_ray.threats import Threat
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.threats.balls import Ball
 
     for seed in range(2):
         engine = NativeEngine(tied_network(seed), "cpu")
         x = torch.rand(16, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
-        problem = engine.problem(x, torch.arange(16) % 2, Threat("linf", 0.0))
+        problem = engine.problem(x, torch.arange(16) % 2, Ball("linf", 0.0))
         for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
             assert not (engine.margins(problem, stage) > 0).any(), f"{stage}: certified an exact tie"
 
 
 def check_radius_zero(case: SimpleNamespace) -> None:
     """At radius 0 every method is exact."""
-    from cure_ray.bounds.native import NativeEngine
-    from cure_ray.threats import Threat
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.threats.balls import Ball
 
     engine = NativeEngine(case.network, "cpu")
     clean = true_margins(preactivations(case.network, case.x)[-1], case.y)
     for norm in ("linf", "l2", "l1"):
-        problem = engine.problem(case.x, case.y, Threat(norm, 0.0))
+        problem = engine.problem(case.x, case.y, Ball(norm, 0.0))
         for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
             torch.testing.assert_close(engine.margins(problem, stage), clean, rtol=1e-4, atol=1e-4)
 

@@ -12,9 +12,9 @@ import torch
 from scipy.optimize import linprog
 from torch import nn
 
-from cure_ray.bounds.native import NativeEngine
-from cure_ray.networks import Network, Normalize
-from cure_ray.threats import Threat
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.networks.models import Network, Normalize
+from cure_ray.threats.balls import Ball
 
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 
@@ -89,7 +89,7 @@ def compare(seed: int, widths: tuple[int, ...], norm: str, eps: float) -> tuple[
     with torch.no_grad():
         y = network(x).argmax(1)
     engine = NativeEngine(network, "cpu")
-    problem = engine.problem(x, y, Threat(norm, eps))
+    problem = engine.problem(x, y, Ball(norm, eps))
     margins = [engine.margins(problem, stage) for stage in STAGES]
     proven, provable, slack = 0, 0, 1e-4 if norm == "l2" else 1e-6
     for b, result in enumerate(engine.branch(problem, seconds=30, nodes=3000)):

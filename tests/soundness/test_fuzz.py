@@ -46,15 +46,15 @@ def test_many_random_networks_and_radii(seed, threat, box, factor):
 @pytest.mark.parametrize(("norm", "eps"), THREATS)
 def test_certificates_survive_growing_and_shrinking_radii(norm, eps):
     """True robustness is monotone in the radius, so no certificate may stand above a radius where an attack succeeds."""
-    from cure_ray.bounds.native import NativeEngine
-    from cure_ray.threats import Threat
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.threats.balls import Ball
 
     for seed in range(4):
         case = random_network(seed)
         engine = NativeEngine(case.network, "cpu")
         broken = torch.zeros(len(case.x), dtype=torch.bool)
         for factor in (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0):
-            problem = engine.problem(case.x, case.y, Threat(norm, eps * factor))
+            problem = engine.problem(case.x, case.y, Ball(norm, eps * factor))
             images = worst_points(case.network, case.x, case.y, norm, eps * factor, True)
             for z in images:
                 broken |= (true_margins(preactivations(case.network, z)[-1], case.y) <= 0).any(1)

@@ -8,10 +8,10 @@ from soundness_networks import random_network, tied_network
 from soundness_tools import THREATS
 from torch import nn
 
-from cure_ray.bounds.native import NativeEngine
+from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.errors import UserError
-from cure_ray.networks import Network
-from cure_ray.threats import Threat
+from cure_ray.networks.models import Network
+from cure_ray.threats.balls import Ball
 
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 
@@ -22,7 +22,7 @@ def test_an_exact_tie_is_never_certified(norm, eps):
     for seed in range(6):
         engine = NativeEngine(tied_network(seed), "cpu")
         x = torch.rand(16, 1, 3, 3)
-        problem = engine.problem(x, torch.arange(16) % 2, Threat(norm, eps))
+        problem = engine.problem(x, torch.arange(16) % 2, Ball(norm, eps))
         for stage in STAGES:
             assert not (engine.margins(problem, stage) > 0).any(), (seed, stage)
         assert not any((r.margins > 0).any() for r in engine.branch(problem, seconds=0.2, nodes=8))
@@ -44,7 +44,7 @@ def test_a_planted_counterexample_at_the_edge_of_the_ball_is_respected(norm, eps
         last.bias.copy_(torch.tensor([1.0, 0.0]))
     engine = NativeEngine(Network([nn.Flatten(), detector, nn.ReLU(), last], (1, 4, 4), 2).eval(), "cpu")
     for factor, robust in ((1.0, False), (0.97, True)):
-        problem = engine.problem(x, torch.tensor([0]), Threat(norm, eps * factor))
+        problem = engine.problem(x, torch.tensor([0]), Ball(norm, eps * factor))
         margins = engine.margins(problem, "alpha-crown")
         (result,) = engine.branch(problem, seconds=2, nodes=100)
         assert bool((margins > 0).all()) is robust
@@ -74,7 +74,7 @@ def test_absurdly_large_weights_certify_nothing(size, which):
             layers[which].weight.fill_(size)
             layers[which].weight.view(-1)[::2] = -size
         engine = NativeEngine(case.network, "cpu")
-        problem = engine.problem(case.x, case.y, Threat("l2", 0.5))
+        problem = engine.problem(case.x, case.y, Ball("l2", 0.5))
         logits = case.network.double()(case.x.double())
         for stage in STAGES:
             margins = engine.margins(problem, stage)
@@ -92,7 +92,7 @@ def test_zero_variance_is_handled_like_the_network_does():
         network[1].running_var.zero_()
     x = torch.rand(3, 1, 4, 4)
     engine = NativeEngine(network, "cpu")
-    margins = engine.margins(engine.problem(x, network(x).argmax(1), Threat("linf", 0.0)), "crown")
+    margins = engine.margins(engine.problem(x, network(x).argmax(1), Ball("linf", 0.0)), "crown")
     logits = network.double()(x.double())
     torch.testing.assert_close(margins[:, 0], (logits.amax(1) - logits.amin(1)).detach(), rtol=1e-6, atol=1e-6)
 
@@ -108,7 +108,7 @@ def test_a_negative_variance_is_refused():
 def test_a_poisoned_image_gets_nan_and_leaves_its_neighbours_alone(value):
     case = random_network(1)
     engine = NativeEngine(case.network, "cpu")
-    threat = Threat("l2", 0.05)
+    threat = Ball("l2", 0.05)
     clean = engine.problem(case.x, case.y, threat)
     poisoned = case.x.clone()
     poisoned[1].view(-1)[3] = value
@@ -127,7 +127,7 @@ def test_pixels_outside_the_image_domain_are_refused(value):
     case = random_network(1)
     case.x[0].view(-1)[0] = value
     with pytest.raises(UserError, match=r"\[0, 1\]"):
-        NativeEngine(case.network, "cpu").problem(case.x, case.y, Threat("l2", 0.1))
+        NativeEngine(case.network, "cpu").problem(case.x, case.y, Ball("l2", 0.1))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -137,9 +137,9 @@ def test_a_huge_radius_certifies_only_what_no_image_can_break(norm):
         case = random_network(seed)
         engine = NativeEngine(case.network, "cpu")
         for stage in STAGES:
-            free = engine.margins(engine.problem(case.x, case.y, Threat(norm, 1e6), box=False), stage)
+            free = engine.margins(engine.problem(case.x, case.y, Ball(norm, 1e6), box=False), stage)
             assert not (free > 0).all(1).any()
-            boxed = engine.margins(engine.problem(case.x, case.y, Threat(norm, 1e6)), stage)
+            boxed = engine.margins(engine.problem(case.x, case.y, Ball(norm, 1e6)), stage)
             images = torch.rand(200, *case.x.shape[1:], dtype=torch.float64)
             logits = case.network.double()(images).detach()
             case.network.float()

@@ -3,9 +3,9 @@ import torch
 
 from cure_ray.config import parse_experiment
 from cure_ray.config.files import resolve
-from cure_ray.config.transforms import training_transformation
-from cure_ray.datasets import load_dataset
+from cure_ray.data.images import load_dataset
 from cure_ray.errors import UserError
+from cure_ray.threats.transformations import training_transformation
 from cure_ray.training.cgt import draw_range, interval_batch, natural_weight, width_fraction
 from cure_ray.training.loop import serial_epoch, start
 

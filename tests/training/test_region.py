@@ -6,8 +6,8 @@ from helpers import batch, experiment
 from torch import Tensor
 
 from cure_ray import seeding
-from cure_ray.bounds.folding import fold_running, read_blocks
 from cure_ray.config import Attack
+from cure_ray.training.folding import fold_running, read_blocks
 from cure_ray.training.loop import new_network
 from cure_ray.training.region import Noise, RegionSpec, _Range, attack_offsets, build_regions, step_sizes
 

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from helpers import batch, experiment, streams
 
-from cure_ray.bounds.folding import clean_forward, fold_batch, read_blocks
-from cure_ray.bounds.interval import propagate, upper_bounds
 from cure_ray.config import METHODS, resolve
 from cure_ray.training.epochs import ONE_PROCESS
+from cure_ray.training.folding import clean_forward, fold_batch, read_blocks
 from cure_ray.training.loop import new_network
 from cure_ray.training.losses import robust_cross_entropy
+from cure_ray.training.propagation import propagate, upper_bounds
 from cure_ray.training.region import RegionSpec, build_regions
 from cure_ray.training.step import certified_step, standard_step
 
@@ -86,7 +86,7 @@ def test_adversarial_training_is_cross_entropy_at_the_attacked_point_under_clean
     x, y = batch(16)
     blocks = read_blocks(reference)
     _, stats = clean_forward(blocks, x)
-    from cure_ray.bounds.folding import fold_running
+    from cure_ray.training.folding import fold_running
 
     spec = RegionSpec("l2", 0.35, 0.0, False)
     (region,) = build_regions(fold_running(blocks).logits, x, y, [spec], described.training.attack, [streams(described).attacks["l2"]])
@@ -114,7 +114,7 @@ def test_at_lambda_one_a_ball_loss_bounds_every_attack_in_the_ball() -> None:
     network = new_network(described).eval()
     x, y = batch(16)
     blocks = read_blocks(network)
-    from cure_ray.bounds.folding import fold_running
+    from cure_ray.training.folding import fold_running
 
     folded = fold_running(blocks)
     noise = streams(described).attacks["l2"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from cure_ray.metrics import read_metrics
 from cure_ray.results.report.charts import Series, line_chart
 from cure_ray.results.study import Entry
+from cure_ray.runs.metrics import read_metrics
 
 PANELS: tuple[tuple[str, str, float, float | None, float | None], ...] = (
     ("rho", "radius, % of target", 100, 0, 100),

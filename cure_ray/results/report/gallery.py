@@ -63,7 +63,7 @@ class Card:
 def load_images(entry: Entry, data_dir: Path | None) -> tuple[Images | None, str]:
     """The split that was certified, or why it cannot be shown. Never downloads: a report must not need a network."""
     from cure_ray.config import parse_experiment
-    from cure_ray.datasets import load_dataset
+    from cure_ray.data.images import load_dataset
 
     foreign = entry.info.about.get("data")
     if foreign and Path(str(foreign)).exists():

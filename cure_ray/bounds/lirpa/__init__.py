@@ -1,0 +1,1 @@
+"""auto_LiRPA as the second engine: general graphs and cross-checks."""

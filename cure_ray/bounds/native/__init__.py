@@ -1,0 +1,1 @@
+"""The native engine: bounds of sequential ReLU networks on ball∩box."""

@@ -1,0 +1,189 @@
+"""A network as the native engine sees it: affine maps with a ReLU between any two, BatchNorm and Normalize folded in."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cure_ray.bounds.native.affine import Affine, Shape
+from cure_ray.errors import UserError
+from cure_ray.networks.models import Normalize
+
+KNOWN = (Normalize, nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten)
+ADVICE = "The engine 'auto_lirpa' handles general graphs."
+
+
+def flatten_images(x_BCHW: Tensor) -> Tensor:
+    return x_BCHW.permute(0, 2, 3, 1).flatten(1)
+
+
+@dataclass(eq=False)
+class Compiled:
+    """Affine maps with a ReLU after each but the last."""
+
+    layers: list[Affine]
+    in_shape: Shape
+    classes: int
+    gamma: float = 0.0  # relative rounding slack of the deciding pass; 0 in the searching pass
+
+    @property
+    def hidden(self) -> int:
+        return len(self.layers) - 1
+
+    @property
+    def neurons(self) -> int:
+        return sum(layer.outputs for layer in self.layers[:-1])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Compiled":
+        """In float64 every bound is lowered by what rounding can have added: gamma_n = n u / (1 - n u) for sums of n terms,
+        with n the widest sum and a margin for the elementwise steps (docs/soundness.md)."""
+        widest = max(max(layer.inputs, layer.outputs) for layer in self.layers)
+        gamma = 2 * (widest + 64) * 2.0**-53 if dtype == torch.float64 else 0.0
+        return Compiled([layer.to(device, dtype) for layer in self.layers], self.in_shape, self.classes, gamma)
+
+    def __call__(self, x_BN: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x_BN = layer(x_BN).relu()
+        return self.layers[-1](x_BN)
+
+
+def _modules(network: nn.Module) -> list[nn.Module]:
+    # A subclass of Sequential with a forward of its own (a residual block, say) is not a sequence.
+    if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
+        return [m for child in network for m in _modules(child)]
+    return [network]
+
+
+def _refuse(index: int, module: nn.Module, why: str) -> UserError:
+    return UserError(f"layer {index} ({type(module).__name__}): {why}. {ADVICE}")
+
+
+def _check_conv(index: int, conv: nn.Conv2d) -> None:
+    if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+        raise _refuse(index, conv, "the native engine needs numeric zero padding")
+    if any(d != 1 for d in conv.dilation) or conv.groups != 1:
+        raise _refuse(index, conv, "the native engine handles neither dilation nor groups")
+
+
+def _tensor64(t: Tensor | None, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.float64) if t is None else t.detach().cpu().double()
+
+
+def _fold_batch_norm(weight: Tensor, bias: Tensor, scale: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
+    if norm.running_mean is None or norm.running_var is None:
+        raise UserError("a BatchNorm layer has no running statistics: certification needs fixed ones")
+    size = weight.shape[0]
+    mean, variance = _tensor64(norm.running_mean, size), _tensor64(norm.running_var, size)
+    gain = torch.ones(size, dtype=torch.float64) if norm.weight is None else _tensor64(norm.weight, size)
+    shift = _tensor64(norm.bias, size)
+    gain = gain / (variance + norm.eps).sqrt()
+    weight = weight * gain.view(-1, *[1] * (weight.dim() - 1))
+    return weight, gain * (bias - mean) + shift, gain.abs() * (scale + mean.abs()) + shift.abs()
+
+
+def _affine(
+    module: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor, scale: Tensor, shape: Shape, normalize: Normalize | None
+) -> Affine:
+    """One layer, with the input normalisation folded in: weights over std, and the bias map of the constant image -mean/std."""
+    if isinstance(module, nn.Conv2d):
+        stride, padding = (module.stride[0], module.stride[1]), (int(module.padding[0]), int(module.padding[1]))
+        image = torch.zeros(1, *shape, dtype=torch.float64)
+        if normalize is not None:
+            mean, std = normalize.mean.detach().cpu().double(), normalize.std.detach().cpu().double()
+            image = (-mean / std).expand(shape)[None]
+        shift = F.conv2d(image, weight, None, stride, padding)[0]
+        size = F.conv2d(image.abs(), weight.abs(), None, stride, padding)[0]
+        if normalize is not None:
+            weight = weight / normalize.std.detach().cpu().double().view(1, -1, 1, 1)
+        bias_map, scale_map = bias.view(-1, 1, 1) + shift, scale.view(-1, 1, 1) + size
+        flat, flat_scale = flatten_images(bias_map[None])[0], flatten_images(scale_map[None])[0]
+        return Affine(weight, flat, flat_scale, shape, tuple(shift.shape), stride, padding)
+    if len(shape) == 3:
+        if normalize is not None:
+            mean, std = (t.detach().cpu().double().expand(shape).reshape(-1) for t in (normalize.mean, normalize.std))
+            bias, scale = bias - weight @ (mean / std), scale + weight.abs() @ (mean / std).abs()
+            weight = weight / std
+        weight = weight.view(-1, *shape).permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
+    return Affine(weight, bias, scale, shape, (weight.shape[0],))
+
+
+@torch.no_grad()
+def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
+    """Read a sequential network into affine maps, in float64 on the CPU. Raises UserError for anything not understood."""
+    modules = [m for m in _modules(network) if type(m) not in (nn.Identity, nn.Dropout, nn.Dropout2d)]
+    if any(m.training for m in network.modules()):
+        raise UserError("the network is in train mode: call network.eval() first, bounds hold for running statistics only")
+    check_finite(network)
+    layers: list[Affine] = []
+    normalize: Normalize | None = None
+    shape, flat, activated, index = input_shape, len(input_shape) == 1, True, 0
+    while index < len(modules):
+        module = modules[index]
+        position = index
+        index += 1
+        # Exact types: a subclass may compute something else.
+        if type(module) not in KNOWN:
+            raise _refuse(position, module, "the native engine does not know this layer")
+        if isinstance(module, Normalize):
+            if layers or normalize is not None or flat:
+                raise _refuse(position, module, "Normalize is understood only as the first layer")
+            normalize = module
+        elif isinstance(module, nn.Flatten):
+            if (module.start_dim, module.end_dim) != (1, -1):
+                raise _refuse(position, module, "only a Flatten of everything but the batch is understood")
+            flat = True
+        elif isinstance(module, nn.ReLU):
+            if not layers or activated:
+                raise _refuse(position, module, "a ReLU must follow an affine layer")
+            activated = True
+        elif isinstance(module, nn.Conv2d | nn.Linear):
+            if not activated:
+                raise _refuse(position, module, "two affine layers without a ReLU between them")
+            if isinstance(module, nn.Conv2d):
+                _check_conv(position, module)
+            if flat == isinstance(module, nn.Conv2d):
+                raise _refuse(position, module, "Conv2d needs images and Linear needs a Flatten before it")
+            wanted = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
+            given = shape[0] if isinstance(module, nn.Conv2d) else math.prod(shape)
+            if wanted != given:
+                raise UserError(f"layer {position} expects {wanted} inputs, the {shape} before it give {given}")
+            weight = module.weight.detach().cpu().double()
+            bias = _tensor64(module.bias, weight.shape[0])
+            scale = bias.abs()
+            follower = modules[index] if index < len(modules) else None
+            if isinstance(follower, nn.BatchNorm1d | nn.BatchNorm2d):
+                weight, bias, scale = _fold_batch_norm(weight, bias, scale, follower)
+                index += 1
+            layers.append(_affine(module, weight, bias, scale, shape, normalize if not layers else None))
+            shape, activated = layers[-1].out_shape, False
+        else:
+            raise _refuse(position, module, "BatchNorm is understood only directly after Conv2d or Linear")
+    if not layers or layers[-1].is_conv or activated:
+        raise UserError(f"the native engine needs a network that ends in a Linear layer. {ADVICE}")
+    for position, layer in enumerate(layers):
+        if not (torch.isfinite(layer.weight).all() and torch.isfinite(layer.bias_N).all()):
+            raise UserError(f"affine layer {position} is not finite after folding: nothing can be certified")
+    return Compiled(layers, input_shape, layers[-1].outputs)
+
+
+def check_finite(network: nn.Module) -> None:
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise UserError(f"the network's {name} holds NaN or infinity: nothing can be certified")
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            raise UserError(f"the network's {name} is negative: not a variance")
+
+
+@torch.no_grad()
+def check_outputs(network: nn.Module, compiled: Compiled) -> None:
+    """The compiled network must compute what the network computes: a cheap guard against layers with surprises (hooks, ...)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, *compiled.in_shape, generator=generator)
+    tensor = next(iter(network.parameters()))
+    there = network(x.to(tensor.device, tensor.dtype)).cpu().double()
+    here = compiled(flatten_images(x.double()))
+    scale = 1 + there.abs().amax()
+    if bool(torch.isfinite(there).all()) and not bool(((here - there).abs() <= 1e-3 * scale).all()):
+        raise UserError("the compiled network does not reproduce the network's outputs: it has behaviour the native engine cannot see")

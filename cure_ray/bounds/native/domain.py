@@ -1,0 +1,116 @@
+"""The input set of a batch of samples, and what is exact about it: linear functionals and the first affine layer."""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.threats.balls import Ball
+from cure_ray.threats.geometry import dual_norm, minimise_linear, offsets
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Ball∩box (with box=False the ball alone) around every sample, as flat tensors."""
+
+    x_BN: Tensor
+    low_BN: Tensor
+    high_BN: Tensor
+    threat: Ball
+    box: bool
+
+    @staticmethod
+    def around(x_BN: Tensor, threat: Ball, box: bool) -> "Domain":
+        return Domain(x_BN, *offsets(x_BN, threat.eps, box), threat, box)
+
+    def select(self, index: Tensor) -> "Domain":
+        return replace(self, x_BN=self.x_BN[index], low_BN=self.low_BN[index], high_BN=self.high_BN[index])
+
+    def to(self, dtype: torch.dtype) -> "Domain":
+        """Recomputed from x, not cast: float32 offsets are not the float64 ones."""
+        return Domain.around(self.x_BN.to(dtype), self.threat, self.box)
+
+    @property
+    def steps(self) -> int:
+        """Steps on the dual multiplier: any number is sound, so the searching pass takes few."""
+        return 4 if self.x_BN.dtype == torch.float32 else 8
+
+    def minimise(self, A_BSN: Tensor) -> tuple[Tensor, Tensor]:
+        """min of A.x over the set for every row, [B, S]; and the offset of a minimiser."""
+        x, low, high = (t.unsqueeze(1) for t in (self.x_BN, self.low_BN, self.high_BN))
+        return minimise_linear(A_BSN, x, low, high, self.threat, self.box, self.steps)
+
+    def spread(self, layer: Affine) -> Tensor:
+        """How far an affine layer's outputs move with the offsets, [B, N]."""
+        return layer.linear((self.high_BN - self.low_BN) / 2, layer.weight_abs)
+
+    @property
+    def reach(self) -> Tensor:
+        """Bounds |x'| and every intermediate magnitude of the support functions, per pixel."""
+        return self.x_BN.abs() + self.threat.eps
+
+
+def first_layer(layer: Affine, domain: Domain, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Exact bounds of the first affine layer up to rounding: (lower, upper, scale), the last a bound on the summed magnitudes."""
+    centre_BN = layer(domain.x_BN + (domain.low_BN + domain.high_BN) / 2)
+    if gamma:
+        scale_BN = layer.linear(domain.reach, layer.weight_abs) + layer.bias_scale_N
+        slack_BN = 3 * gamma * scale_BN
+    else:
+        scale_BN = slack_BN = torch.zeros_like(centre_BN)
+    radius_BN = domain.spread(layer) + slack_BN
+    if domain.threat.norm == "linf":
+        return centre_BN - radius_BN, centre_BN + radius_BN, scale_BN
+    at_x_BN = layer(domain.x_BN)
+    ball_N = domain.threat.eps * _unit_ball_radius(layer, domain.threat) + slack_BN
+    lower_BN, upper_BN = at_x_BN - ball_N, at_x_BN + ball_N
+    if domain.box:
+        lower_BN = torch.maximum(lower_BN, centre_BN - radius_BN)
+        upper_BN = torch.minimum(upper_BN, centre_BN + radius_BN)
+        _tighten_unstable(layer, domain, at_x_BN, slack_BN, lower_BN, upper_BN)
+    return lower_BN, upper_BN, scale_BN
+
+
+def _unit_ball_radius(layer: Affine, threat: Ball) -> Tensor:
+    """The dual norm of every row of the layer, [N]; at a padded border only the taps inside the image count."""
+    key = ("ball", threat.norm)
+    if key not in layer.cache:
+        layer.cache[key] = dual_norm(_rows(layer), threat.norm).reshape(-1)
+    return layer.cache[key]
+
+
+def _rows(layer: Affine) -> Tensor:
+    """The coefficients of every output on its own inputs: [N, I], or for a convolution [P, O, K] with taps outside zeroed."""
+    if not layer.is_conv:
+        return layer.weight
+    inside_PK = _patches(layer, torch.ones_like(layer.weight[:1, 0, 0, 0]).expand(1, layer.inputs))[0]
+    return layer.weight.reshape(layer.out_shape[0], -1) * inside_PK.unsqueeze(1)
+
+
+def _patches(layer: Affine, x_BN: Tensor) -> Tensor:
+    """The inputs each output pixel reads: [B, pixels, I*kh*kw], zero outside the image."""
+    C, H, W = layer.in_shape
+    image = x_BN.reshape(-1, H, W, C).permute(0, 3, 1, 2)
+    return F.unfold(image, layer.kernel, 1, layer.padding, layer.stride).transpose(1, 2)
+
+
+def _tighten_unstable(layer: Affine, domain: Domain, at_x_BN: Tensor, slack_BN: Tensor, lower_BN: Tensor, upper_BN: Tensor) -> None:
+    """Replace, in place, the bounds of the neurons that are still unstable by the support function of ball∩box."""
+    row_R, neuron_R = ((lower_BN < 0) & (upper_BN > 0)).nonzero(as_tuple=True)
+    if len(row_R) == 0:
+        return
+    low, high = domain.low_BN, domain.high_BN
+    if layer.is_conv:
+        pixel_R, channel_R = neuron_R // layer.out_shape[0], neuron_R % layer.out_shape[0]
+        low_RK, high_RK = _patches(layer, low)[row_R, pixel_R], _patches(layer, high)[row_R, pixel_R]
+        A_RK = layer.weight.reshape(layer.out_shape[0], -1)[channel_R]
+    else:
+        low_RK, high_RK, A_RK = low[row_R], high[row_R], layer.weight[neuron_R]
+    zero = torch.zeros_like(low_RK)
+    at_x_R, slack_R = at_x_BN[row_R, neuron_R], slack_BN[row_R, neuron_R]
+    down_R = minimise_linear(A_RK, zero, low_RK, high_RK, domain.threat, True, domain.steps)[0]
+    up_R = minimise_linear(-A_RK, zero, low_RK, high_RK, domain.threat, True, domain.steps)[0]
+    lower_BN[row_R, neuron_R] = torch.maximum(lower_BN[row_R, neuron_R], at_x_R + down_R - slack_R)
+    upper_BN[row_R, neuron_R] = torch.minimum(upper_BN[row_R, neuron_R], at_x_R - up_R + slack_R)

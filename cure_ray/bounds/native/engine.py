@@ -1,0 +1,255 @@
+"""The native engine: IBP, CROWN-IBP, sparse CROWN, layer-wise alpha-CROWN and branch and bound for sequential ReLU networks.
+
+float32 searches, float64 decides: a positive margin in a sample whose margins are all positive was evaluated in float64, hidden
+bounds included, and lowered by what rounding can have added (docs/soundness.md).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cure_ray import __version__
+from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
+from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage
+from cure_ray.bounds.native.branching import Search, Settings
+from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
+from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
+from cure_ray.bounds.native.optimized import optimise
+from cure_ray.bounds.native.problem import NativeProblem, store, visible
+from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
+from cure_ray.bounds.native.subproblems import Space, unstable_index
+from cure_ray.bounds.native.windows import row_elements
+from cure_ray.errors import UserError
+from cure_ray.threats.balls import Ball
+
+Out = TypeVar("Out")
+Hidden = Literal["auto", "ibp", "crown", "alpha"]
+
+
+class NativeEngine:
+    """Bounds for one network on one device. `memory_budget` (bytes) is for the tensors of a batch, besides the weights.
+
+    `hidden` chooses the hidden bounds behind alpha-CROWN and branch and bound: 'alpha' optimises every layer, 'crown' and 'ibp'
+    fix them; 'auto' takes 'alpha' where that is at most `work_limit` coefficients a sample, else 'ibp' (CNN7).
+    With `stop_early` alpha-CROWN leaves margins alone once they are positive; without it every margin is made as tight as it gets.
+    """
+
+    name = "native"
+    version = __version__
+    stages: tuple[Stage, ...] = STAGES
+
+    def __init__(
+        self,
+        network: nn.Sequential,
+        device: torch.device | str = "cpu",
+        memory_budget: int = 1 << 30,
+        hidden: Hidden = "auto",
+        iterations: int = 20,
+        hidden_iterations: int = 8,
+        work_limit: int = 50_000_000,
+        branching: Settings | None = None,
+        stop_early: bool = True,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.network, self.device = network, torch.device(device)
+        self.memory_budget, self.hidden, self.work_limit = memory_budget, hidden, work_limit
+        self.iterations, self.hidden_iterations, self.stop_early = iterations, hidden_iterations, stop_early
+        self.branching = branching or Settings()
+        self.backoffs: list[str] = []  # every time memory ran out and the batch was halved
+        self.search: Compiled | None = None
+        self.decide: Compiled | None = None
+        shape = input_shape or getattr(network, "input_shape", None)
+        if shape is not None:
+            self._compile(tuple(shape))
+
+    def _compile(self, shape: tuple[int, ...]) -> tuple[Compiled, Compiled]:
+        if self.search is None or self.decide is None or self.search.in_shape != shape:
+            compiled = compile_network(self.network, shape)
+            check_outputs(self.network, compiled)
+            self.search = compiled.to(self.device, torch.float32)
+            self.decide = compiled.to(self.device, torch.float64)
+        return self.search, self.decide
+
+    @torch.no_grad()
+    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: bool = True) -> NativeProblem:
+        if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
+            raise UserError(f"expected images [B, C, H, W] and labels [B], got {tuple(x_BCHW.shape)} and {tuple(y_B.shape)}")
+        search, _ = self._compile(tuple(x_BCHW.shape[1:]))
+        if len(y_B) and (int(y_B.min()) < 0 or int(y_B.max()) >= search.classes):
+            raise UserError(f"labels must lie in 0..{search.classes - 1}, got {int(y_B.min())}..{int(y_B.max())}")
+        x_BN = flatten_images(x_BCHW.to(self.device, torch.float64))
+        usable_B = torch.isfinite(x_BN).all(1)
+        x_BN = torch.where(usable_B.unsqueeze(1), x_BN, torch.full_like(x_BN, 0.5))
+        if box and len(x_BN) and bool(((x_BN < 0) | (x_BN > 1)).any()):
+            raise UserError(f"pixels must lie in [0, 1], got {float(x_BN.min()):g}..{float(x_BN.max()):g}")
+        return NativeProblem(Domain.around(x_BN, threat, box), y_B.to(self.device), usable_B)
+
+    @torch.no_grad()
+    def margins(self, problem: Problem, stage: Stage) -> Tensor:
+        problem, search, _ = self._own(problem)
+        if stage not in self.stages or stage == "branch-and-bound":
+            raise UserError(f"margins() has no stage {stage!r}: one of {', '.join(STAGES[:-1])}")
+        result_BS = torch.full((problem.size, search.classes - 1), torch.nan, dtype=torch.float64, device=self.device)
+        if stage == "alpha-crown":
+            parts: list[tuple[Tensor, NativeProblem]] = []
+            for index, part in self._batches(problem, self._optimised, self._per_sample(stage)):
+                result_BS[index] = visible(part.margins_BS)
+                parts.append((index, part))
+            store(problem, parts)
+        else:
+            for index, value_BS in self._batches(problem, self._plain(stage), self._per_sample(stage)):
+                result_BS[index] = visible(value_BS)
+        return result_BS
+
+    @torch.no_grad()
+    def branch(self, problem: Problem, seconds: float, nodes: int) -> list[Branching]:
+        problem, search, _ = self._own(problem)
+        if problem.margins_BS is None or problem.bounds is None:
+            self.margins(problem, "alpha-crown")
+        results = [Branching(torch.full((search.classes - 1,), torch.nan, dtype=torch.float64), 0, 0.0, False)] * problem.size
+        for index, found in self._batches(problem, self._branched(seconds, nodes), self._per_sample("branch-and-bound")):
+            for i, one in zip(index.tolist(), found, strict=True):
+                results[i] = one
+        return results
+
+    # ------------------------------------------------------------ stages, each on a batch that fits
+
+    def _plain(self, stage: Stage) -> Callable[[NativeProblem], Tensor]:
+        def run(problem: NativeProblem) -> Tensor:
+            _, search, decide = self._own(problem)
+            value_BS = self._crown(search, problem.domain.to(torch.float32), problem.y_B, stage).double()
+            claimed = (value_BS > 0).all(1).nonzero(as_tuple=True)[0]
+            if len(claimed):
+                value_BS[claimed] = self._crown(decide, problem.domain.select(claimed), problem.y_B[claimed], stage)
+            return value_BS
+
+        return run
+
+    def _crown(self, net: Compiled, domain: Domain, y_B: Tensor, stage: Stage) -> Tensor:
+        C_BSK = margin_rows(y_B, net.classes, domain.x_BN.dtype)
+        bounds = crown_bounds(net, domain, self._elements(net)) if stage == "crown" else interval_bounds(net, domain)
+        value_BS = interval_margins(net, domain, bounds, C_BSK)
+        if stage == "ibp" or not bounds:
+            return value_BS
+        relaxations = [Relaxation.of(b) for b in bounds]
+        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK))
+
+    def _optimised(self, problem: NativeProblem) -> NativeProblem:
+        _, search, decide = self._own(problem)
+        bounds = self._hidden_bounds(problem)
+        C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
+        value_BS = interval_margins(decide, problem.domain, bounds, C_BSK)
+        if not bounds:
+            return replace(problem, bounds=[], margins_BS=value_BS, slopes=[])
+        relaxations = [Relaxation.of(b) for b in bounds]
+        value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
+        slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
+        sample_R, spec_R = (~((value_BS > 0) & self.stop_early)).nonzero(as_tuple=True)
+        if len(sample_R):
+            low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]
+            A_R1N, b_R1, _ = start_rows(search, C_BSK[sample_R, spec_R].unsqueeze(1).float())
+            domain = problem.domain.select(sample_R)
+            _, alphas = optimise(
+                search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.iterations, stop_when_positive=self.stop_early
+            )
+            found_R = with_alphas(decide, domain, [b.select(sample_R) for b in bounds], C_BSK[sample_R, spec_R].unsqueeze(1), alphas)
+            value_BS[sample_R, spec_R] = torch.maximum(value_BS[sample_R, spec_R], found_R)
+            for kept, alpha in zip(slopes, alphas, strict=True):
+                kept[sample_R, spec_R] = alpha[:, 0].half()
+        return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
+
+    def _hidden_bounds(self, problem: NativeProblem) -> list[LayerBounds]:
+        _, search, decide = self._own(problem)
+        bounds = interval_bounds(decide, problem.domain)
+        if search.hidden < 2 or self.hidden == "ibp":
+            return bounds
+        if self.hidden == "crown":
+            return crown_bounds(decide, problem.domain, self._elements(decide))
+        work_B = sum(b.unstable().sum(1) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
+        affordable_B = torch.as_tensor(work_B <= self.work_limit, device=self.device) | (self.hidden == "alpha")
+        chosen = affordable_B.nonzero(as_tuple=True)[0]
+        if len(chosen) == 0:
+            return bounds
+        tight = optimised_bounds(search, decide, problem.domain.select(chosen), self._elements(search), self.hidden_iterations)
+        return [loose.replaced(chosen, better) for loose, better in zip(bounds, tight, strict=True)]
+
+    def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
+        def run(problem: NativeProblem) -> list[Branching]:
+            _, search, decide = self._own(problem)
+            bounds, margins_BS = problem.bounds, problem.margins_BS
+            assert bounds is not None
+            assert margins_BS is not None
+            shown_BS = visible(margins_BS)
+            live = torch.isfinite(shown_BS).all(1).nonzero(as_tuple=True)[0]
+            results = [Branching(m.cpu(), 0, 0.0, bool(seconds <= 0 or nodes <= 0)) for m in shown_BS]
+            if len(live) == 0 or not bounds:
+                return results
+            bounds = [b.select(live) for b in bounds]
+            C_BSK = margin_rows(problem.y_B[live], decide.classes, torch.float64)
+            index_BU = unstable_index(bounds)
+            domain = problem.domain.select(live)
+            quick = Space(search, domain, bounds, C_BSK, index_BU)
+            exact = Space(decide, domain, bounds, C_BSK, index_BU)
+            alpha_BSN = torch.cat([s[live] for s in problem.slopes] + [problem.slopes[0][live][..., :1] * 0], 2)
+            alpha_BSU = alpha_BSN.gather(2, index_BU.unsqueeze(1).expand(-1, alpha_BSN.shape[1], -1))
+            tree = Search(quick, exact, shown_BS[live], alpha_BSU, self.branching)
+            room = self._elements(search) * 4 // (16 * search.neurons * (self.branching.candidates + 1))
+            batch = max(2, min(64 if self.device.type == "cpu" else 1024, room))
+            waiting = (nodes // 2 + 1) * index_BU.shape[1] * 9 + 1  # bytes of a sample's open nodes, at most
+            tree.run(seconds, nodes, batch, max(1, min(batch // self.branching.width, self.memory_budget // waiting)))
+            for row, (i, margin_S) in enumerate(zip(live.tolist(), tree.margins().cpu(), strict=True)):
+                results[i] = Branching(margin_S, tree.nodes[row], tree.seconds[row], tree.exhausted[row])
+            return results
+
+        return run
+
+    # ------------------------------------------------------------ batches and memory
+
+    def _own(self, problem: Problem) -> tuple[NativeProblem, Compiled, Compiled]:
+        if not isinstance(problem, NativeProblem) or self.search is None or self.decide is None:
+            raise UserError("this problem was made by another engine: use engine.problem(...)")
+        return problem, self.search, self.decide
+
+    def _elements(self, net: Compiled) -> int:
+        """Coefficients of backward rows to hold at once; on CPUs few enough to stay near the caches."""
+        size = net.layers[0].weight.element_size()
+        most = 4_000_000 if self.device.type == "cpu" else 1 << 40
+        return max(1, min(most, self.memory_budget // (8 * size)))
+
+    def _per_sample(self, stage: Stage) -> int:
+        """Rough number of bytes a sample needs."""
+        net = self.decide
+        assert net is not None
+        widest, specs = max(max(a.inputs, a.outputs) for a in net.layers), net.classes - 1
+        if stage == "ibp":
+            return 8 * 8 * widest
+        if stage in ("crown-ibp", "crown"):
+            return 8 * (8 * net.neurons + 5 * specs * widest)
+        return 8 * (12 * net.neurons + 6 * specs * net.neurons)
+
+    def _batches(self, problem: NativeProblem, run: Callable[[NativeProblem], Out], per_sample: int) -> Iterator[tuple[Tensor, Out]]:
+        """Run on parts of the usable samples that fit the budget; on out-of-memory halve the part and go on."""
+        todo = problem.usable_B.nonzero(as_tuple=True)[0]
+        limit = max(1, min(256, self.memory_budget // max(1, per_sample)))
+        with exact_arithmetic():
+            while len(todo):
+                index = todo[:limit]
+                try:
+                    result = run(problem.select(index))
+                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    if limit == 1 and self.memory_budget < 1 << 20:
+                        raise
+                    if limit == 1:
+                        self.memory_budget //= 2
+                    limit = max(1, len(index) // 2)
+                    self.backoffs.append(f"out of memory with {len(index)} samples, going on with {limit}: {error}"[:300])
+                    continue
+                yield index, result
+                todo = todo[limit:]

@@ -1,0 +1,162 @@
+"""Bounds of the hidden layers by backward passes: only for (sample, neuron) pairs the intervals leave unstable.
+
+Neurons of convolutions go back on their windows, all others as whole rows. Chunked to a number of coefficients, so memory is
+bounded whatever the network. Every result is intersected with the interval bounds.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.compiled import Compiled
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.linear import evaluate
+from cure_ray.bounds.native.optimized import optimise
+from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_layer
+from cure_ray.bounds.native.windows import gather_rows, row_elements, windows_pay
+
+
+def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBounds]:
+    """Sparse CROWN: every hidden layer, cheapest slopes first. `elements` is the number of coefficients held at once."""
+    bounds = interval_bounds(net, domain)[:1]
+    relaxations = [Relaxation.of(b) for b in bounds]
+    for k in range(1, net.hidden):
+        rows = Rows(net, k, relaxations, interval_layer(net.layers[k], bounds[-1], net.gamma), domain)
+        # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
+        rows.crown(rows.bounds.unstable(), elements, also_zero=domain.threat.norm != "linf")
+        bounds.append(rows.bounds)
+        relaxations.append(Relaxation.of(rows.bounds))
+    return bounds
+
+
+def optimised_bounds(search: Compiled, decide: Compiled, domain: Domain, elements: int, iterations: int) -> list[LayerBounds]:
+    """Layer-wise alpha-CROWN: slopes are searched for in the precision of `search`; the bounds are those of `decide` with them.
+
+    Layer-wise instead of joint: each row has its own slopes, and an order of magnitude less work for the same tightness.
+    """
+    exact = domain.to(decide.layers[0].weight.dtype)
+    quick = domain.to(search.layers[0].weight.dtype)
+    bounds = interval_bounds(decide, exact)[:1]
+    for k in range(1, search.hidden):
+        proven = Rows(decide, k, [Relaxation.of(b) for b in bounds], interval_layer(decide.layers[k], bounds[-1], decide.gamma), exact)
+        low = [b.to(quick.x_BN.dtype) for b in [*bounds, proven.bounds]]
+        tried = Rows(search, k, [Relaxation.of(b) for b in low[:-1]], low[-1], quick)
+        unstable_BN = proven.bounds.unstable()
+        tried.crown(unstable_BN, elements)
+        hard_BN = unstable_BN & ~(tried.bounds.lower_BN >= 0) & ~(tried.bounds.upper_BN <= 0)
+        proven.crown(unstable_BN & ~hard_BN, elements // 2)
+        tried.optimise(hard_BN, elements // 4, iterations, proven)
+        bounds.append(proven.bounds)
+    return bounds
+
+
+class Rows:
+    """Layer k of a network over a batch, with bounds that only ever tighten."""
+
+    def __init__(self, net: Compiled, k: int, relaxations: Sequence[Relaxation], bounds: LayerBounds, domain: Domain) -> None:
+        self.net, self.k, self.relaxations, self.bounds, self.domain = net, k, relaxations, bounds, domain
+
+    def crown(self, mask_BN: Tensor, elements: int, also_zero: bool = False) -> None:
+        """Plain CROWN for the neurons in the mask with adaptive slopes, or the better of adaptive and zero slopes."""
+        for samples, neurons in self._chunks(mask_BN, elements):
+            if neurons.dim() == 1:
+                rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
+                starts = [rows.initial_slopes()]
+                starts += [rows.with_slopes([torch.zeros_like(a) for a in starts[0]])] if also_zero else []
+                value = torch.stack([rows.evaluate(slopes)[0] for slopes in starts]).amax(0)
+                self._keep(samples, neurons, value[0], -value[1])
+            else:
+                relaxations = [r.select(samples) for r in self.relaxations]
+                A_BSN, b_BS, guard_BS = self._start(samples, neurons)
+                starts = [[r.adaptive_BN for r in relaxations]]
+                starts += [[r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]] if also_zero else []
+                values = [
+                    evaluate(
+                        self.net.layers[: self.k], relaxations, self.domain.select(samples), A_BSN, b_BS, slopes, self.net.gamma
+                    ).value_BS
+                    for slopes in starts
+                ]
+                self._keep_dense(samples, neurons, torch.stack(values).amax(0) - guard_BS)
+
+    def optimise(self, mask_BN: Tensor, elements: int, iterations: int, proven: "Rows") -> None:
+        """Search slopes for the neurons in the mask and hand them to `proven`, which evaluates and keeps the bounds."""
+        for samples, neurons in self._chunks(mask_BN, elements):
+            if neurons.dim() == 1:
+                rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
+                _, alphas = rows.optimise(iterations)
+                del rows
+                checked = gather_rows(proven.net, self.k, proven.relaxations, proven.bounds, proven.domain, samples, neurons)
+                dtype = checked.b_2R.dtype
+                value, _ = checked.evaluate(checked.with_slopes([a.to(dtype) for a in alphas]))
+                proven._keep(samples, neurons, value[0], -value[1])
+            else:
+                relaxations = [r.select(samples) for r in self.relaxations]
+                A_BSN, b_BS, _ = self._start(samples, neurons)
+                domain = self.domain.select(samples)
+                _, alphas = optimise(self.net.layers[: self.k], relaxations, domain, A_BSN, b_BS, iterations)
+                relaxations = [r.select(samples) for r in proven.relaxations]
+                A_BSN, b_BS, guard_BS = proven._start(samples, neurons)
+                slopes = [r.lower_slope(a.to(A_BSN.dtype)) for r, a in zip(relaxations, alphas, strict=True)]
+                layers, domain = proven.net.layers[: self.k], proven.domain.select(samples)
+                value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, slopes, proven.net.gamma).value_BS
+                proven._keep_dense(samples, neurons, value_BS - guard_BS)
+
+    def _chunks(self, mask_BN: Tensor, elements: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(sample_R, neuron_R) for windows, (sample_G, neuron_GS) for whole rows."""
+        limit = max(1, elements // (2 * row_elements(self.net, self.k)))
+        if windows_pay(self.net, self.k):
+            sample_R, neuron_R = mask_BN.nonzero(as_tuple=True)
+            if len(sample_R) == 0:
+                return
+            yield from zip(sample_R.split(limit), neuron_R.split(limit), strict=True)
+        else:
+            yield from dense_groups(mask_BN, limit)
+
+    def _start(self, samples: Tensor, neuron_GS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows +z and -z, [G, 2S, N] on the post-activations below; their constants; and the rounding of both."""
+        A_GSN, b_GS = layer_rows(self.net.layers[self.k], neuron_GS)
+        scale_GS = torch.gather(self.bounds.scale_BN[samples], 1, neuron_GS)
+        guard = 4 * self.net.gamma * torch.cat([scale_GS, scale_GS], 1)
+        return torch.cat([A_GSN, -A_GSN], 1), torch.cat([b_GS, -b_GS], 1), guard
+
+    def _keep(self, samples: Tensor, neurons: Tensor, lower_R: Tensor, upper_R: Tensor) -> None:
+        lower_BN, upper_BN = self.bounds.lower_BN.clone(), self.bounds.upper_BN.clone()
+        lower_BN[samples, neurons] = torch.maximum(lower_BN[samples, neurons], lower_R)
+        upper_BN[samples, neurons] = torch.minimum(upper_BN[samples, neurons], upper_R)
+        self.bounds = LayerBounds(lower_BN, upper_BN, self.bounds.scale_BN)
+
+    def _keep_dense(self, samples: Tensor, neuron_GS: Tensor, value_G2S: Tensor) -> None:
+        S = neuron_GS.shape[1]
+        rows = samples.unsqueeze(1).expand_as(neuron_GS)
+        self._keep(rows, neuron_GS, value_G2S[:, :S], -value_G2S[:, S:])
+
+
+def layer_rows(layer: Affine, neuron_GS: Tensor) -> tuple[Tensor, Tensor]:
+    """The coefficients of single neurons on the inputs of their layer, [G, S, N], and their biases."""
+    if not layer.is_conv:
+        return layer.weight[neuron_GS], layer.bias_N[neuron_GS]
+    G, S = neuron_GS.shape
+    one_hot = torch.zeros(G * S, layer.outputs, dtype=layer.weight.dtype, device=layer.weight.device)
+    one_hot.scatter_(1, neuron_GS.reshape(-1, 1), 1.0)
+    return layer.transpose(one_hot).view(G, S, -1), layer.bias_N[neuron_GS]
+
+
+def dense_groups(mask_BN: Tensor, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Samples with similar counts share a group of at most `limit` rows, padded with neurons outside the mask (harmless)."""
+    count_B = mask_BN.sum(1)
+    order = count_B.argsort(descending=True)
+    order = order[count_B[order] > 0]
+    counts = count_B[order].tolist()
+    start = 0
+    while start < len(counts):
+        most = counts[start]
+        end = start + 1
+        while end < len(counts) and counts[end] * 2 >= most and (end + 1 - start) * most <= limit:
+            end += 1
+        samples = order[start:end]
+        neuron_GS = mask_BN[samples].to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        for part in neuron_GS.split(max(1, limit // len(samples)), dim=1):
+            yield samples, part
+        start = end

@@ -1,0 +1,55 @@
+"""alpha-CROWN: gradient ascent on the lower slopes of unstable ReLUs, rows already positive dropped on the way."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.linear import Ascent, evaluate, slope_gradients
+from cure_ray.bounds.native.relaxation import Relaxation
+
+
+def optimise(
+    layers: Sequence[Affine],
+    relaxations: Sequence[Relaxation],
+    domain: Domain,
+    A_BSN: Tensor,
+    b_BS: Tensor,
+    iterations: int,
+    rate: float = 0.25,
+    decay: float = 0.95,
+    stop_when_positive: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """The best values [B, S] seen and the slopes [B, S, N] that gave them (every reported value was evaluated)."""
+    S = b_BS.shape[1]
+    alphas = [r.adaptive_BN.unsqueeze(1).expand(-1, S, -1).clone() for r in relaxations]
+    best_BS = torch.full_like(b_BS, -torch.inf)
+    best = [a.clone() for a in alphas]
+    ascent = Ascent(alphas)
+    live_B = torch.arange(len(b_BS), device=b_BS.device)
+    for t in range(iterations):
+        last = t + 1 == iterations
+        found = evaluate(layers, relaxations, domain, A_BSN, b_BS, alphas, 0.0, trace=not last)
+        better_BS = found.value_BS > best_BS[live_B]
+        rows, specs = better_BS.nonzero(as_tuple=True)
+        best_BS[live_B[rows], specs] = found.value_BS[rows, specs]
+        for kept, alpha in zip(best, alphas, strict=True):
+            kept[live_B[rows], specs] = alpha[rows, specs]
+        if last:
+            break
+        ascent.step(alphas, slope_gradients(found, relaxations), rate * decay**t)
+        for alpha in alphas:
+            alpha.clamp_(0, 1)
+        if stop_when_positive:
+            keep = (~(best_BS[live_B] > 0).all(1)).nonzero(as_tuple=True)[0]
+            if len(keep) == 0:
+                break
+            if len(keep) <= 0.75 * len(live_B):
+                live_B, domain = live_B[keep], domain.select(keep)
+                A_BSN, b_BS = A_BSN[keep], b_BS[keep]
+                alphas = [a[keep] for a in alphas]
+                relaxations = [r.select(keep) for r in relaxations]
+                ascent.select(keep)
+    return best_BS, best

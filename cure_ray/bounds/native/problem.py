@@ -1,0 +1,64 @@
+"""What the native engine keeps of a batch between stages."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.relaxation import LayerBounds
+
+
+@dataclass(eq=False)
+class NativeProblem:
+    """Samples under one threat. Everything stored is in float64, so whatever a later stage finds here is proven."""
+
+    domain: Domain
+    y_B: Tensor
+    usable_B: Tensor  # False where a pixel is NaN or infinite: such samples get NaN margins
+    bounds: list[LayerBounds] | None = None
+    margins_BS: Tensor | None = None
+    slopes: list[Tensor] = field(default_factory=list)  # [B, S, N] float16, where branch and bound starts
+
+    @property
+    def size(self) -> int:
+        return len(self.y_B)
+
+    def select(self, index: Tensor) -> "NativeProblem":
+        index = index.to(self.y_B.device)
+        return replace(
+            self,
+            domain=self.domain.select(index),
+            y_B=self.y_B[index],
+            usable_B=self.usable_B[index],
+            bounds=None if self.bounds is None else [b.select(index) for b in self.bounds],
+            margins_BS=None if self.margins_BS is None else self.margins_BS[index],
+            slopes=[s[index] for s in self.slopes],
+        )
+
+
+def visible(margins_BS: Tensor | None) -> Tensor:
+    """NaN for the whole sample as soon as one of its margins is not finite."""
+    assert margins_BS is not None
+    finite_B1 = torch.isfinite(margins_BS).all(1, keepdim=True)
+    return torch.where(finite_B1, margins_BS, torch.full_like(margins_BS, torch.nan))
+
+
+def store(problem: NativeProblem, parts: list[tuple[Tensor, NativeProblem]]) -> None:
+    """Gather the hidden bounds, margins and slopes of the batches back into the problem; unusable samples hold NaN."""
+    if not parts:
+        return
+
+    def joined(tensors: list[Tensor]) -> Tensor:
+        whole = torch.full((problem.size, *tensors[0].shape[1:]), torch.nan, dtype=tensors[0].dtype, device=tensors[0].device)
+        for (index, _), tensor in zip(parts, tensors, strict=True):
+            whole[index] = tensor
+        return whole
+
+    layers = [part.bounds or [] for _, part in parts]
+    problem.bounds = [
+        LayerBounds(*(joined([getattr(b[k], name) for b in layers]) for name in ("lower_BN", "upper_BN", "scale_BN")))
+        for k in range(len(layers[0]))
+    ]
+    problem.margins_BS = joined([visible(part.margins_BS) for _, part in parts])
+    problem.slopes = [joined([part.slopes[k] for _, part in parts]) for k in range(len(layers[0]))]

@@ -1,0 +1,291 @@
+"""The cascade: clean, IBP, CROWN-IBP, attack, CROWN, alpha-CROWN, branch and bound; what is decided leaves the batch."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cure_ray import seeding
+from cure_ray.attacks import AttackSettings, attack, check_witness, replay_network
+from cure_ray.bounds.arithmetic import out_of_memory
+from cure_ray.bounds.engine import Engine, Problem, Stage
+from cure_ray.certify.bundle import save_bundle
+from cure_ray.certify.job import CascadeSettings
+from cure_ray.certify.verdict import SKIPPED, Status
+from cure_ray.errors import SoundnessError, UserError
+from cure_ray.threats.balls import Ball
+
+Progress = Callable[[str, int], None]  # (stage, samples it decided)
+CLEAN = "clean"
+# How far, relative to the margin, a bound may exceed the margin of a real point before it is called unsound: a certificate by
+# the rounding of the float64 replay; the bounds of an undecided sample are search results and may be float32.
+_ROUNDING = {True: 1e-7, False: 1e-2}
+
+
+@dataclass
+class Outcome:
+    """What is known of one sample while it goes through the cascade; final when `status` is set and the batch is done."""
+
+    label: int
+    predicted: int = -1
+    status: Status | None = None
+    stage: str = CLEAN
+    margins: Tensor | None = None  # [K-1] float64 on the CPU: the best proven lower bound of each margin
+    attack_margin: float | None = None
+    witness: Tensor | None = None  # [C, H, W] float64
+    seconds: float = 0.0
+    nodes: int = 0
+    message: str | None = None
+
+    def decide(self, status: Status, stage: str, message: str | None = None) -> None:
+        self.status, self.stage, self.message = status, stage, message
+
+    @property
+    def open(self) -> bool:
+        return self.status is None
+
+
+@dataclass(frozen=True)
+class Certifier:
+    """A network, its engine and the cascade's settings. `bundles` is where a soundness failure is saved before it is raised."""
+
+    engine: Engine
+    network: nn.Module
+    settings: CascadeSettings
+    seed: int = 0
+    bundles: Path = Path("soundness-failure")
+    progress: Progress = lambda stage, decided: None
+    device: torch.device | str = "cpu"
+    replay: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        missing = [s for s in self.settings.stages if s != "attack" and s not in self.engine.stages]
+        if missing:
+            offers = ", ".join((*self.engine.stages, "attack"))
+            raise UserError(f"the {self.engine.name} engine has no stage {missing[0]}; it offers {offers}")
+        object.__setattr__(self, "replay", replay_network(self.network))
+
+    def certify(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, indices: Sequence[int]) -> list[Outcome]:
+        """One outcome per sample, in order. `indices` are the samples' numbers in their data set: their seeds depend on them."""
+        outcomes: list[Outcome] = []
+        for start in range(0, len(x_BCHW), self.settings.batch):
+            part = slice(start, start + self.settings.batch)
+            outcomes += _Batch(self, x_BCHW[part], y_B[part], threat, list(indices[part])).run()
+        return outcomes
+
+    def certify_union(self, x_BCHW: Tensor, y_B: Tensor, threats: Sequence[Ball], indices: Sequence[int]) -> list[list[Outcome]]:
+        """Outcomes per threat; a sample that fails one threat is skipped for the later ones: put first what fails most."""
+        results: list[list[Outcome]] = []
+        alive = torch.ones(len(x_BCHW), dtype=torch.bool)
+        for threat in threats:
+            row = [_skipped(int(label), results, b) for b, label in enumerate(y_B)]
+            todo = alive.nonzero().squeeze(1)
+            found = self.certify(x_BCHW[todo], y_B[todo], threat, [indices[int(i)] for i in todo])
+            for b, outcome in zip(todo.tolist(), found, strict=True):
+                row[b] = outcome
+                alive[b] = outcome.status == Status.CERTIFIED
+            results.append(row)
+        return results
+
+    def failure_order(self, x_BCHW: Tensor, y_B: Tensor, threats: Sequence[Ball]) -> list[Ball]:
+        """The threats, the one that fails most on these samples by the cheapest bound first."""
+
+        def failures(threat: Ball) -> float:
+            worst = self.engine.margins(self.engine.problem(x_BCHW, y_B, threat, self.settings.box), self.engine.stages[0]).amin(1)
+            return float((~(worst > 0)).sum()) - float(torch.nan_to_num(worst, neginf=-1e9).mean().clamp(-1e9, 1e9)) * 1e-12
+
+        return sorted(threats, key=failures, reverse=True)
+
+
+def certify_batch(
+    engine: Engine,
+    network: nn.Module,
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    threat: Ball,
+    settings: CascadeSettings,
+    indices: Sequence[int] | None = None,
+    seed: int = 0,
+    bundles: Path = Path("soundness-failure"),
+    progress: Progress = lambda stage, decided: None,
+) -> list[Outcome]:
+    """The cascade as one call; use a Certifier for many batches of one network."""
+    certifier = Certifier(engine, network, settings, seed, bundles, progress, x_BCHW.device)
+    return certifier.certify(x_BCHW, y_B, threat, range(len(x_BCHW)) if indices is None else indices)
+
+
+def _skipped(label: int, earlier: list[list[Outcome]], b: int) -> Outcome:
+    """A row for a threat that was not tried; a misclassified sample is misclassified under every threat."""
+    first = earlier[0][b] if earlier else None
+    if first is not None and first.status == Status.MISCLASSIFIED:
+        return Outcome(label, first.predicted, Status.MISCLASSIFIED, CLEAN)
+    return Outcome(label, first.predicted if first else -1, Status.UNKNOWN, SKIPPED)
+
+
+class _Batch:
+    """One batch under one threat on its way through the stages."""
+
+    def __init__(self, certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Ball, indices: list[int]) -> None:
+        self.c, self.threat, self.indices = certifier, threat, indices
+        self.x, self.y = x_BCHW.to(certifier.device), y_B.to(certifier.device)
+        self.outcomes = [Outcome(int(label)) for label in y_B]
+
+    def run(self) -> list[Outcome]:
+        self._clean()
+        alive = self._alive()
+        problem = self._problem(alive)
+        last = CLEAN
+        for stage in self.c.settings.stages:
+            if not len(alive):
+                break
+            if stage == "branch-and-bound" and self.c.settings.seconds <= 0:
+                continue
+            started, before = time.perf_counter(), len(alive)
+            if stage == "attack":
+                self._attack(alive)
+            elif problem is not None:
+                self._bound(problem, alive, stage)
+            share = 0.0 if stage == "branch-and-bound" else (time.perf_counter() - started) / before  # that stage keeps its own time
+            for b in alive.tolist():
+                self.outcomes[b].seconds += share
+            last = stage
+            still = self._alive()
+            if problem is not None and len(still) < before:
+                problem = problem.select(torch.isin(alive, still).nonzero().squeeze(1).to(self.x.device))
+            alive = still
+            self.c.progress(stage, before - len(alive))
+        for b in alive.tolist():
+            self.outcomes[b].decide(Status.UNKNOWN, last)
+        self.c.progress("open", len(alive))
+        self._attack_certified()
+        return self.outcomes
+
+    def _alive(self) -> Tensor:
+        return torch.tensor([b for b, o in enumerate(self.outcomes) if o.open], dtype=torch.long)
+
+    def _clean(self) -> None:
+        finite = torch.isfinite(self.x.flatten(1)).all(1).tolist()
+        with torch.no_grad():
+            logits = self.c.replay(self.x.to("cpu", torch.float64))
+        for outcome, row, ok in zip(self.outcomes, logits, finite, strict=True):
+            if not ok or not bool(torch.isfinite(row).all()):
+                what = "the image" if not ok else "the network's output on it"
+                outcome.decide(Status.ERROR, CLEAN, f"{what} holds NaN or infinite values")
+                continue
+            outcome.predicted = int(row.argmax())
+            if outcome.predicted != outcome.label:
+                outcome.decide(Status.MISCLASSIFIED, CLEAN)
+        self.c.progress(CLEAN, sum(not o.open for o in self.outcomes))
+
+    def _problem(self, alive: Tensor) -> Problem | None:
+        bounds = any(stage != "attack" for stage in self.c.settings.stages)
+        if not bounds or not len(alive):
+            return None
+        return self.c.engine.problem(self.x[alive], self.y[alive], self.threat, self.c.settings.box)
+
+    # ------------------------------------------------------------ bounds
+
+    def _bound(self, problem: Problem, alive: Tensor, stage: str) -> None:
+        """Run one bound stage on the batch; on a failure on its halves, so that one bad sample costs only itself."""
+        try:
+            if stage == "branch-and-bound":
+                self._branch(problem, alive)
+                return
+            margins = self.c.engine.margins(problem, _as_stage(stage)).to("cpu", torch.float64)
+        except (UserError, SoundnessError):
+            raise
+        except Exception as error:
+            if len(alive) == 1:
+                status = Status.OOM if out_of_memory(error) else Status.ERROR
+                self.outcomes[int(alive)].decide(status, stage, f"{type(error).__name__}: {error}"[:500])
+                return
+            half = len(alive) // 2
+            for part in (slice(0, half), slice(half, None)):
+                index = torch.arange(len(alive))[part]
+                self._bound(problem.select(index.to(self.x.device)), alive[part], stage)
+            return
+        for b, row in zip(alive.tolist(), margins, strict=True):
+            self._learn(b, row, stage)
+
+    def _learn(self, b: int, row: Tensor, stage: str) -> None:
+        """A stage certifies alone: only where all its margins are positive has the engine evaluated them in float64."""
+        outcome = self.outcomes[b]
+        if bool(row.isnan().any()) or bool((row == torch.inf).any()):
+            outcome.decide(Status.ERROR, stage, "a bound is NaN or +inf (overflow in the weights or the radius)")
+            return
+        if bool(torch.isfinite(row).all()) and bool((row > 0).all()):
+            outcome.margins = row
+            outcome.decide(Status.CERTIFIED, stage)
+        else:
+            outcome.margins = row if outcome.margins is None else torch.maximum(outcome.margins, row)
+        self._compare(b, outcome.attack_margin, None)
+
+    def _branch(self, problem: Problem, alive: Tensor) -> None:
+        settings = self.c.settings
+        for b, result in zip(alive.tolist(), self.c.engine.branch(problem, settings.seconds, settings.nodes), strict=True):
+            outcome = self.outcomes[b]
+            outcome.nodes, outcome.seconds = result.nodes, outcome.seconds + result.seconds
+            self._learn(b, result.margins.to("cpu", torch.float64), "branch-and-bound")
+            if outcome.open and result.exhausted and result.seconds >= settings.seconds:
+                outcome.decide(Status.TIMEOUT, "branch-and-bound")
+
+    # ------------------------------------------------------------ attacks
+
+    def _attack(self, alive: Tensor) -> None:
+        self._search(alive, "attack", self.c.settings.attack)
+        for b in alive.tolist():
+            outcome = self.outcomes[b]
+            if outcome.witness is not None:
+                outcome.decide(Status.FALSIFIED, "attack")
+
+    def _search(self, where: Tensor, purpose: str, settings: AttackSettings) -> None:
+        """Attack these samples and keep what replays. Any bound above a replayed margin is a soundness failure."""
+        seeds = [seeding.derive(self.c.seed, purpose, str(self.threat), self.indices[b]) for b in where.tolist()]
+        x, y = self.x[where], self.y[where]
+        candidates = attack(self.c.network, x, y, self.threat, seeds, settings)
+        found = check_witness(self.c.replay, x, y, candidates, self.threat)
+        for i, b in enumerate(where.tolist()):
+            outcome, value = self.outcomes[b], float(found.margins[i])
+            if value != value:
+                continue
+            outcome.attack_margin = value if outcome.attack_margin is None else min(value, outcome.attack_margin)
+            if bool(found.valid[i]):
+                outcome.witness = found.images[i].clone()
+            self._compare(b, value, found.images[i])
+
+    def _compare(self, b: int, value: float | None, image: Tensor | None) -> None:
+        """No image of the ball may have a margin below the bound: caught long before anything is misclassified."""
+        outcome = self.outcomes[b]
+        if value is None or outcome.margins is None:
+            return
+        bound, slack = float(outcome.margins.min()), _ROUNDING[outcome.status == Status.CERTIFIED] * (1 + abs(value))
+        if bound > value + slack:
+            self._unsound(b, f"an image of the ball has margin {value:.9g}, below the bound {bound:.9g}", image)
+
+    def _attack_certified(self) -> None:
+        """Everything certified is attacked once more with a fresh seed: the alarm of last resort."""
+        certified = torch.tensor([b for b, o in enumerate(self.outcomes) if o.status == Status.CERTIFIED], dtype=torch.long)
+        if not len(certified):
+            return
+        self._search(certified, "after-certificate", AttackSettings(self.c.settings.attack.steps, 1, self.c.settings.attack.rows))
+        for b in certified.tolist():
+            if self.outcomes[b].witness is not None:
+                self._unsound(b, "a certified sample is misclassified inside its ball", self.outcomes[b].witness)
+
+    def _unsound(self, b: int, what: str, image: Tensor | None = None) -> None:
+        outcome = self.outcomes[b]
+        path = save_bundle(
+            self.c.bundles, self.c.network, self.x[b], outcome.label, self.threat, self.indices[b], what,
+            image, outcome.margins, self.c.engine.name, self.c.engine.version, self.c.settings.key(), self.c.seed,
+        )  # fmt: skip
+        raise SoundnessError(
+            f"SOUNDNESS FAILURE at sample {self.indices[b]}, {self.threat}, engine {self.c.engine.name} {self.c.engine.version}: {what}. "
+            f"No certificate of this run can be trusted. Everything needed to reproduce it is in {path}; please report it."
+        )
+
+
+def _as_stage(stage: str) -> Stage:
+    return stage  # type: ignore[return-value]  # CascadeSettings admits the engine's stages and "attack" only

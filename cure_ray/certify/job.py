@@ -1,0 +1,126 @@
+"""What a certification run is: the cascade's settings, the job they make with a checkpoint and data, and its shards."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cure_ray.attacks import AttackSettings
+from cure_ray.bounds.engine import STAGES
+from cure_ray.certify.verdict import SCHEMA_VERSION
+from cure_ray.errors import UserError, nearest
+from cure_ray.threats.balls import Ball
+
+# Cheapest first; the attack comes after the bounds that decide most samples of a certified-trained network for nothing.
+CASCADE: tuple[str, ...] = ("ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound")
+DEFAULT_STAGES = CASCADE[:-1]
+assert set(STAGES) | {"attack"} == set(CASCADE)
+
+
+@dataclass(frozen=True)
+class CascadeSettings:
+    """Everything about the cascade that can change a verdict, and the batch size, which cannot."""
+
+    stages: tuple[str, ...] = DEFAULT_STAGES
+    seconds: float = 0.0  # branch and bound, per sample
+    nodes: int = 20_000  # branch and bound, per sample
+    attack: AttackSettings = field(default_factory=AttackSettings)
+    box: bool = True  # use the image domain [0, 1]
+    batch: int = 50
+    patch_precheck: bool = False  # patches: first one loose bound for all positions together
+    separate_logits: bool = False  # transformations: compare bounds of single logits, by IBP alone (A29)
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            if stage not in CASCADE:
+                raise UserError(f"unknown stage {stage!r}.{nearest(stage, CASCADE)}")
+        if not self.stages:
+            raise UserError(f"no stage selected. Valid: {', '.join(CASCADE)}.")
+        if not self.seconds >= 0 or self.nodes < 0 or self.batch < 1:
+            raise UserError(f"budgets must not be negative: seconds={self.seconds}, nodes={self.nodes}, batch={self.batch}")
+        ordered = tuple(stage for stage in CASCADE if stage in self.stages)
+        object.__setattr__(self, "stages", ordered)
+
+    def key(self) -> dict[str, Any]:
+        extra = {name: True for name in ("patch_precheck", "separate_logits") if getattr(self, name)}  # off: as before there were any
+        return {
+            **extra,
+            "stages": list(self.stages),
+            "seconds": self.seconds,
+            "nodes": self.nodes,
+            "attack_steps": self.attack.steps,
+            "attack_restarts": self.attack.restarts,
+            "box": self.box,
+        }
+
+    @staticmethod
+    def of(key: Mapping[str, Any]) -> "CascadeSettings":
+        """The settings `key` was made of, but for the batch size."""
+        attack = AttackSettings(steps=key["attack_steps"], restarts=key["attack_restarts"])
+        extra = (key.get("patch_precheck", False), key.get("separate_logits", False))
+        return CascadeSettings(tuple(key["stages"]), key["seconds"], key["nodes"], attack, key["box"], 50, *extra)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checkpoint, its data and how it is certified. Two jobs with the same run_id give the same verdicts."""
+
+    checkpoint_digest: str
+    dataset: str
+    split: str
+    data_digest: str
+    engine: str
+    engine_version: str
+    settings: CascadeSettings
+    seed: int
+    union_only: bool = False
+
+    def key(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "checkpoint_digest": self.checkpoint_digest,
+            "dataset": self.dataset,
+            "split": self.split,
+            "data_digest": self.data_digest,
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "settings": self.settings.key(),
+            "seed": self.seed,
+            "union_only": self.union_only,
+        }
+
+    @property
+    def run_id(self) -> str:
+        return _hash(self.key())
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Samples of a job under one threat (or, for --union-only, under several in the order they are tried)."""
+
+    job: Job
+    threats: tuple[Ball, ...]
+    indices: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Content-addressed: the same work has the same name everywhere."""
+        threats = [[t.norm, t.eps.hex()] for t in self.threats]
+        key = _hash({**self.job.key(), "threats": threats, "indices": list(self.indices)})
+        readable = "+".join(str(t) for t in self.threats)
+        return f"{self.job.checkpoint_digest[:12]}-{readable}-{self.indices[0]:06d}-{self.indices[-1]:06d}-{key}.parquet"
+
+
+def plan(job: Job, threats: Sequence[Ball], indices: Sequence[int], done: "set[tuple[str, int]]", size: int = 100) -> list[Shard]:
+    """Shards for what is not done yet: whatever the sharding of an earlier run was, no sample is computed twice."""
+    groups = [tuple(threats)] if job.union_only else [(t,) for t in threats]
+    shards = []
+    for group in groups:
+        todo = [i for i in indices if any((str(t), i) not in done for t in group)]
+        shards += [Shard(job, group, tuple(todo[k : k + size])) for k in range(0, len(todo), size)]
+    return shards
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

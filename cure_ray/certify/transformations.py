@@ -1,0 +1,242 @@
+"""Geometric certification: bisect the parameter box until every part is proven, from coarse boxes down to the leaf width (10.5, 10.6).
+
+Interval arithmetic and IBP are inclusion-isotonic: a proven box proves all leaves inside it, so the verdict of IBP is that of the flat
+grid of leaves at a fraction of the boxes. CROWN-IBP follows the parameters (sloped.py): it proves far larger boxes, and more images. A
+sample stops at its first unproven leaf, or earlier at a concrete misclassified transformation. Boxes of different images and sub-ranges
+share batches; the interpolation weights of a sub-range are built once.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cure_ray.bounds.engine import Stage
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certify.balls import Outcome
+from cure_ray.certify.boxes import box_margins, proven, separate_margins
+from cure_ray.certify.cells import Work, batches, split, starting_cells
+from cure_ray.certify.perturbed import check_clean, raise_unsound
+from cure_ray.certify.sloped import sloped_images, sloped_margins
+from cure_ray.certify.transformed import Parameters, TransformedImages
+from cure_ray.certify.verdict import Status
+from cure_ray.errors import UserError
+from cure_ray.threats.transformations import Cell, Transformation, cell_at
+from cure_ray.threats.warps import build_warps, describe
+
+STARTS: dict[Stage, float] = {"ibp": 1.0, "crown-ibp": 4.0}  # pixels a first box may move: no stage proves much more
+
+
+@dataclass(frozen=True)
+class GeometricSettings:
+    """How a range is searched. Only `stages`, `attack` and `separate_logits` can change a verdict."""
+
+    stages: tuple[Stage, ...] = ("ibp",)  # "crown-ibp" behind it searches again where it has failed; none: only attack
+    attack: bool = True
+    samples: int = 48  # concrete transformations tried per image before anything is proven
+    probes: int = 1  # leaves around the worst of them, proven first: what fails, fails early
+    batch: int = 256  # boxes bounded together
+    budget: int = 20_000_000  # leaf boxes (images times leaves) that may be started without asking
+    yes: bool = False
+    separate_logits: bool = False  # compare bounds of single logits, as CGT does (A29): looser than bounds of their differences
+
+    def __post_init__(self) -> None:
+        if any(stage not in STARTS for stage in self.stages) or not (self.stages or self.attack):
+            raise UserError(f"geometric stages are {', '.join(STARTS)}, got {', '.join(self.stages) or 'none'}")
+        if self.separate_logits and self.stages not in (("ibp",), ()):
+            raise UserError(f"separate logit bounds are those of ibp alone, not of {', '.join(self.stages)}")
+
+
+def check_budget(transformation: Transformation, images: int, settings: GeometricSettings) -> None:
+    """Refuse a grid nobody meant to start."""
+    boxes = transformation.leaves * images
+    if boxes > settings.budget and not settings.yes:
+        grid = " x ".join(str(n) for n in transformation.cells)
+        raise UserError(
+            f"{transformation} on {images} images is a grid of {grid} = {transformation.leaves:,} sub-ranges, {boxes:,} leaf boxes in "
+            f"all, over the budget of {settings.budget:,}. The bisection needs far fewer, but may need days if it has to go deep. "
+            "Add --yes to start it anyway, certify fewer images, or choose a smaller range."
+        )
+
+
+def certify_geometric(
+    engine: NativeEngine,
+    network: nn.Sequential,
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    transformation: Transformation,
+    settings: GeometricSettings | None = None,
+    seed: int = 0,
+    indices: Sequence[int] | None = None,
+    bundles: Path = Path("soundness-failure"),
+) -> list[Outcome]:
+    """One outcome per image, in order; `nodes` counts the boxes an image was bounded on."""
+    settings = settings or GeometricSettings()
+    check_budget(transformation, len(x_BCHW), settings)
+    indices = list(range(len(x_BCHW))) if indices is None else list(indices)
+    images = TransformedImages(engine, network, x_BCHW, y_B, transformation)
+    return _Search(images, network, settings, seed, indices, bundles).run()
+
+
+class _Search:
+    """The images under one transformation, and the boxes still to be proven."""
+
+    def __init__(
+        self, images: TransformedImages, network: nn.Sequential, settings: GeometricSettings, seed: int, indices: list[int], bundles: Path
+    ) -> None:
+        self.images, self.network, self.settings, self.seed, self.indices, self.bundles = images, network, settings, seed, indices, bundles
+        self.engine, self.transformation = images.engine, images.transformation
+        self.outcomes = [Outcome(int(label)) for label in images.y]
+        self.stage: Stage = settings.stages[0] if settings.stages else "ibp"
+        self.failed: dict[int, Cell] = {}  # the first unproven leaf of an image
+        self.lowest: dict[int, tuple[float, Parameters]] = {}  # the smallest replayed margin of an image, and where; NaN stays
+
+    def run(self) -> list[Outcome]:
+        check_clean(self.images.replay, self.images.x, self.outcomes)
+        if self._open() and self.settings.attack:
+            worst = self._sample()
+            if self.settings.stages:
+                self._probe(worst)
+        for stage in self.settings.stages:
+            if stage != self.settings.stages[0]:
+                self._reopen(stage)
+            if self._open():
+                self._bisect()
+            for b in self._open():
+                self.outcomes[b].decide(Status.CERTIFIED, stage)
+        for b in self._open():
+            self.outcomes[b].decide(Status.UNKNOWN, "attack")  # the only stage there was
+        self._sample_certified()
+        return self.outcomes
+
+    def _reopen(self, stage: Stage) -> None:
+        """A later stage starts over for the images an earlier one gave up on, at the leaf that stopped it."""
+        self.stage, cells = stage, dict[Cell, list[int]]()
+        for b, outcome in enumerate(self.outcomes):
+            if outcome.status == Status.UNKNOWN:
+                outcome.status, outcome.margins = None, None
+                cells.setdefault(self.failed[b], []).append(b)
+        for work in batches(list(cells.items()), self.settings.batch):
+            self._bound(work)
+
+    def _open(self) -> list[int]:
+        return [b for b, o in enumerate(self.outcomes) if o.open]
+
+    # ------------------------------------------------------------ concrete transformations
+
+    def _sample(self) -> dict[int, list[Parameters]]:
+        """Falsify what a concrete transformation falsifies; for the others the parameters of smallest margin, worst first."""
+        where, worst = self._open(), dict[int, list[Parameters]]()
+        parameters = self.images.draw(self.seed, "geometric", self.settings.samples, corners=True)
+        started = time.perf_counter()
+        order_SB = self.images.margins_at(parameters, where).argsort(0)
+        for column, b in enumerate(where):
+            worst[b] = [parameters[i] for i in order_SB[: max(1, self.settings.probes), column].tolist()]
+            self._try(b, worst[b][0])
+        for b in where:
+            self.outcomes[b].seconds += (time.perf_counter() - started) / len(where)
+        return worst
+
+    def _try(self, b: int, parameters: Parameters) -> None:
+        """Replay one transformed image; a wrong class is a witness."""
+        image, value = self.images.replayed(b, parameters)
+        outcome = self.outcomes[b]
+        if b not in self.lowest or value < self.lowest[b][0] or value != value:
+            self.lowest[b] = value, parameters
+        outcome.attack_margin = self.lowest[b][0]
+        if value <= 0 and outcome.open:
+            outcome.witness = image
+            outcome.decide(Status.FALSIFIED, "attack", f"misclassified at {describe(self.transformation.steps, parameters)}")
+
+    def _sample_certified(self) -> None:
+        """No transformation tried before the proof, nor a fresh one, may have a margin below it: the alarm of last resort."""
+        where = [b for b, o in enumerate(self.outcomes) if o.status == Status.CERTIFIED]
+        if not where:
+            return
+        parameters = self.images.draw(self.seed, "after-certificate", min(16, self.settings.samples), corners=False)
+        margins_SB = self.images.margins_at(parameters, where)
+        for column, b in enumerate(where):
+            self._try(b, parameters[int(margins_SB[:, column].argmin())])
+            (value, point), bound = self.lowest[b], self.outcomes[b].margins
+            if not value > 0 or (bound is not None and float(bound.min()) > value + 1e-7 * (1 + abs(value))):
+                what = f"the image at {describe(self.transformation.steps, point)} has margin {value:.9g}, below the proven bound"
+                image, index = self.images.x[b], self.indices[b]
+                raise_unsound(self.bundles, self.network, image, self.outcomes[b], self.transformation, index, what, self.engine)
+
+    def _probe(self, worst: dict[int, list[Parameters]]) -> None:
+        """The leaves around the worst concrete transformations: an image that fails usually fails there."""
+        for rank in range(self.settings.probes):
+            cells: dict[Cell, list[int]] = {}
+            for b in self._open():
+                if rank < len(worst[b]):
+                    cells.setdefault(cell_at(self.transformation, worst[b][rank]), []).append(b)
+            for work in batches(list(cells.items()), self.settings.batch):
+                self._bound(work)
+
+    # ------------------------------------------------------------ boxes
+
+    def _bound(self, work: Work) -> list[list[bool]]:
+        """Whether each (cell, image) is proven by the current stage."""
+        started, device = time.perf_counter(), self.engine.device
+        groups = [torch.tensor(images, device=device) for _, images in work]
+        y = self.images.y[torch.cat(groups)]
+        if self.stage == "crown-ibp":
+            pieces = [sloped_images(self.images, cell, group) for (cell, _), group in zip(work, groups, strict=True)]
+            low, high, slope = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+            margins = sloped_margins(self.engine, low, high, slope, y, self.stage)
+        else:
+            ranges = [cell.ranges(self.transformation) for cell, _ in work]
+            warps = build_warps(self.transformation.steps, ranges, *self.images.size, device)
+            boxes = [self.images.boxes(warp, group) for warp, group in zip(warps, groups, strict=True)]
+            low, high = (torch.cat(parts) for parts in zip(*boxes, strict=True))
+            separate = self.settings.separate_logits
+            margins = separate_margins(self.engine, low, high, y) if separate else box_margins(self.engine, low, high, y, self.stage)
+        return self._learn(work, margins.cpu(), proven(margins).tolist(), started)
+
+    def _learn(self, work: Work, margins: Tensor, ok: list[bool], started: float) -> list[list[bool]]:
+        share = (time.perf_counter() - started) / max(1, len(ok))
+        results, row = [], 0
+        for cell, images in work:
+            results.append(ok[row : row + len(images)])
+            for b in images:
+                outcome, found = self.outcomes[b], margins[row]
+                outcome.nodes += 1
+                outcome.seconds += share
+                if ok[row]:  # the smallest bound over the parts is the bound of the whole
+                    outcome.margins = found if outcome.margins is None else torch.minimum(outcome.margins, found)
+                elif cell.is_leaf and outcome.open:
+                    self._give_up(b, cell, found)
+                row += 1
+        return results
+
+    def _give_up(self, b: int, cell: Cell, margins: Tensor) -> None:
+        self.failed[b], self.outcomes[b].margins = cell, margins
+        if bool(margins.isnan().any()):
+            self.outcomes[b].decide(Status.ERROR, self.stage, "a bound is NaN or infinite (overflow in the weights)")
+        else:
+            self.outcomes[b].decide(Status.UNKNOWN, self.stage)
+
+    def _bisect(self) -> None:
+        """Depth first, the part farther from the identity first; images that have failed leave every stack entry."""
+        stack: Work = [(cell, self._open()) for cell in starting_cells(self.transformation, *self.images.size, STARTS[self.stage])]
+        while stack:
+            work: Work = []
+            room = self.settings.batch
+            while stack and room > 0:
+                cell, images = stack.pop()
+                images = [b for b in images if self.outcomes[b].open]
+                if len(images) > room and work:
+                    stack.append((cell, images))
+                    break
+                if images:
+                    work.append((cell, images))
+                    room -= len(images)
+            if not work:
+                continue
+            for (cell, images), ok in zip(work, self._bound(work), strict=True):
+                failed = [b for b, good in zip(images, ok, strict=True) if not good and self.outcomes[b].open]
+                if failed and not cell.is_leaf:
+                    stack += [(half, failed) for half in split(self.transformation, cell, *self.images.size)]

@@ -1,0 +1,1 @@
+"""Parallel training on Ray Train."""

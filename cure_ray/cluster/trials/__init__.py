@@ -1,0 +1,1 @@
+"""Trials of a search on Ray Tune."""

@@ -1,0 +1,94 @@
+"""What a search does with one configuration and seed: train it up to a rung, judge it. Stateless over a run directory.
+
+A leg may be killed and started again anywhere that sees the directory: it goes on from the last checkpoint.
+"""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from ray.exceptions import WorkerCrashedError
+
+from cure_ray.cluster.session import Need
+from cure_ray.cluster.training.ranks import phases, rank_need
+from cure_ray.cluster.training.workers import train_parallel
+from cure_ray.cluster.trials.driver import Leg, LegResult
+from cure_ray.config import Experiment
+from cure_ray.errors import NoRoomError, UserError
+from cure_ray.runs.checkpoints import resolve_checkpoint
+from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.run import StoppedError, train_run
+from cure_ray.search.layout import RUNNING
+from cure_ray.search.objective import judge
+
+JUDGED = "objective.jsonl"
+
+
+def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
+    """What one training asks for at its widest."""
+    if experiment.execution.mode == "parallel":
+        return rank_need(experiment, phases(experiment)[-1], cluster_gpus)
+    one = rank_need(experiment, phases(experiment)[-1], cluster_gpus)
+    return Need(1, one.cpus, one.gpus)
+
+
+def judged(directory: Path, until: int) -> dict[str, float] | None:
+    """The objective measured at this epoch, if it was."""
+    path = directory / JUDGED
+    if not path.exists():
+        return None
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last line of a killed writer
+            continue
+        if row["epoch"] == until:
+            return {k: v for k, v in row.items() if k not in ("epoch", "seconds")}
+    return None
+
+
+def train_leg(leg: Leg) -> LegResult:
+    """Train up to the leg's end, in this process or, in mode parallel, on Ray Train."""
+    leg.directory.mkdir(parents=True, exist_ok=True)
+    parallel = leg.experiment.execution.mode == "parallel"
+    note = leg.directory.with_name(f"{leg.directory.name}.{RUNNING}")  # beside: a run directory belongs to `cure-ray train`
+    note.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}))
+    try:
+        if parallel:
+            train_parallel(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
+        else:
+            train_run(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
+    except NoRoomError:  # no fault of this configuration, which another time is as good as any
+        raise
+    except UserError as error:
+        return LegResult({}, str(error))
+    except StoppedError as stopped:  # a signal to this process (preemption): for those who wait for it, a death like any other
+        raise WorkerCrashedError from stopped
+    finally:
+        note.unlink(missing_ok=True)
+    return LegResult({})
+
+
+def judge_leg(leg: Leg) -> LegResult:
+    """Measure the objective once per rung; a leg that is run again finds it."""
+    values = judged(leg.directory, leg.until)
+    if values is None:
+        began = time.perf_counter()
+        values = judge(resolve_checkpoint(leg.directory), leg.samples, leg.objectives, leg.device, leg.data_dir)
+        row = {"epoch": leg.until, **values, "seconds": time.perf_counter() - began}
+        with (leg.directory / JUDGED).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    metrics = read_metrics(leg.directory)
+    logged = {k: v for k, v in (metrics[-1] if metrics else {}).items() if k.startswith("ibp_")}
+    return LegResult({**values, **logged})
+
+
+def run_leg(leg: Leg) -> LegResult:
+    """Train and judge in one process."""
+    import torch
+
+    torch.set_num_threads(leg.experiment.execution.threads)
+    trained = train_leg(leg)
+    return trained if trained.failed else judge_leg(leg)

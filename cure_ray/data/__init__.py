@@ -1,0 +1,1 @@
+"""Data sets: where their files are, and images as tensors."""

@@ -1,0 +1,136 @@
+"""Images as tensors: six data sets, a fixed validation split, and augmentation that is reproducible per (seed, epoch, sample).
+
+A whole split lives in one uint8 tensor on the training device; a batch is one gather. There is no loader process to seed.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cure_ray import seeding
+from cure_ray.config import Dataset
+from cure_ray.data.files import Source, read_split
+
+Split = Literal["train", "validation", "test"]
+
+MEAN_STD: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "digits": ((0.0,), (1.0,)),
+    "mnist": ((0.0,), (1.0,)),
+    "fashion-mnist": ((0.0,), (1.0,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "tinyimagenet": ((0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262)),
+}
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random flip, then a random crop of `side` after edge-replicating padding."""
+
+    flip: bool
+    pad: int
+    side: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split: raw levels [N,C,H,W] in uint8, the level that means 1.0, labels, and each image's index in its source split."""
+
+    raw: Tensor
+    levels: int
+    labels: Tensor
+    index: Tensor
+    augmentation: Augmentation | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "Images":
+        return replace(self, raw=self.raw.to(device), labels=self.labels.to(device))
+
+    def batch(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels in [0, 1] and labels, without augmentation."""
+        return self.raw[index_B].float() / self.levels, self.labels[index_B]
+
+    def pixels(self) -> Tensor:
+        return self.raw.float() / self.levels
+
+
+@dataclass(frozen=True)
+class AugmentationTable:
+    """The draws of one epoch for every sample, so that sample i looks the same whatever batch or worker it lands in."""
+
+    rows_N: Tensor  # crop offsets
+    columns_N: Tensor
+    flips_N: Tensor
+
+    @staticmethod
+    def draw(images: Images, seed: int, epoch: int, branch: str) -> "AugmentationTable | None":
+        plan = images.augmentation
+        if plan is None:
+            return None
+        rng = seeding.generator("cpu", seed, epoch, branch, "augment")
+        choices = images.raw.shape[-1] + 2 * plan.pad - plan.side + 1
+        device = images.raw.device
+        rows, columns = (torch.randint(choices, (len(images),), generator=rng).to(device) for _ in range(2))
+        flips = (torch.rand(len(images), generator=rng) < 0.5).to(device) & plan.flip
+        return AugmentationTable(rows, columns, flips)
+
+
+def augmented_batch(images: Images, table: AugmentationTable | None, index_B: Tensor) -> tuple[Tensor, Tensor]:
+    """A training batch. One gather does flip, padding and crop: padding by replication is clamping of the index."""
+    if table is None or images.augmentation is None:
+        return images.batch(index_B)
+    plan, size = images.augmentation, images.raw.shape[-1]
+    grid = torch.arange(plan.side, device=images.raw.device) - plan.pad
+    rows = (table.rows_N[index_B, None] + grid).clamp(0, size - 1)
+    columns = (table.columns_N[index_B, None] + grid).clamp(0, size - 1)
+    columns = torch.where(table.flips_N[index_B, None], size - 1 - columns, columns)
+    channels = torch.arange(images.raw.shape[1], device=images.raw.device)
+    picked = images.raw[index_B[:, None, None, None], channels[None, :, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    return picked.float() / images.levels, images.labels[index_B]
+
+
+def _plan(config: Dataset) -> Augmentation | None:
+    if not config.augment or config.name in ("digits", "mnist", "fashion-mnist"):
+        return None
+    if config.name == "tinyimagenet":
+        side = config.crop or 56
+        return Augmentation(flip=True, pad=4 if side == 64 else 0, side=side)
+    return Augmentation(flip=True, pad=2, side=32)
+
+
+def _centre_crop(raw: Tensor, side: int) -> Tensor:
+    offset = (raw.shape[-1] - side) // 2
+    return raw[..., offset : offset + side, offset : offset + side].contiguous()
+
+
+def load_dataset(config: Dataset, split: Split, data_dir: str | Path | None = None, download: bool = True) -> Images:
+    """One split of a data set. Validation images are the first of a fixed shuffle of the training set, independent of any seed."""
+    source: Source = "test" if split == "test" else "train"
+    raw, labels, levels = read_split(config.name, source, data_dir, download)
+    index = torch.arange(len(labels))
+    if split != "test":
+        held_out, pool = config.validation_size, config.pool_size
+        if held_out or pool < len(labels):
+            order = torch.randperm(len(labels), generator=seeding.generator("cpu", 0, "split", config.name))
+            chosen = order[:held_out] if split == "validation" else order[held_out:pool]
+            index = chosen.sort().values
+        elif split == "validation":
+            index = index[:0]
+    raw, labels = raw[index], labels[index]
+    plan = _plan(config) if split == "train" else None
+    if config.name == "tinyimagenet" and plan is None:
+        raw = _centre_crop(raw, config.crop or 56)
+    return Images(raw, levels, labels, index, plan)
+
+
+def select_samples(total: int, samples: int, selection: str) -> Tensor:
+    """Which test images are certified (A28): the first ones, or an even stride over all of them."""
+    count = min(samples, total)
+    if selection == "first":
+        return torch.arange(count)
+    return torch.tensor([i * total // count for i in range(count)], dtype=torch.long)

@@ -1,0 +1,115 @@
+"""Networks and images that were made elsewhere: a factory by name, weights by file, images in an .npz."""
+
+import importlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from cure_ray.data.samples import Samples
+from cure_ray.errors import UserError
+from cure_ray.runs.checkpoints import load_weights
+
+
+def load_foreign_network(factory: str, weights: Path | None) -> nn.Module:
+    """Call `package.module:factory` and load its weights; in eval mode. Pickled weights are read with weights_only."""
+    module_name, _, attribute = factory.partition(":")
+    if not attribute:
+        raise UserError(f"--network must look like package.module:factory, got {factory!r}")
+    try:
+        make = getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise UserError(f"--network {factory}: cannot import {module_name} ({error}); set PYTHONPATH to where it is") from error
+    except AttributeError:
+        raise UserError(f"--network {factory}: {module_name} has no {attribute!r}") from None
+    try:
+        network = make()
+    except TypeError as error:
+        raise UserError(f"--network {factory}: calling it without arguments failed ({error})") from error
+    if not isinstance(network, nn.Module):
+        raise UserError(f"--network {factory}: it returned {type(network).__name__}, not a torch module")
+    if weights is not None:
+        load_weights(network, _read_weights(weights), str(weights))
+    return network.eval()
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"--weights {path}: no such file")
+    if path.suffix == ".safetensors":
+        try:
+            return dict(load_file(path))
+        except SafetensorError as error:
+            raise UserError(f"--weights {path}: not a safetensors file ({error})") from error
+    try:
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(
+            f"--weights {path}: cannot be read as plain tensors ({type(error).__name__}). Files that need code to be run are not "
+            "loaded; save network.state_dict(), best with safetensors.torch.save_file."
+        ) from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UserError(f"--weights {path}: expected a state dict of tensors, got {type(state).__name__}")
+    return state
+
+
+def load_npz(path: Path) -> Samples:
+    """`images` (N, C, H, W), uint8 or floats in [0, 1] that float32 holds exactly, and `labels` (N) of an .npz file."""
+    if not path.is_file():
+        raise UserError(f"--data {path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in ("images", "labels") if name not in file.files]
+            if missing:
+                raise UserError(f"--data {path}: needs the arrays images and labels, has {', '.join(file.files) or 'none'}")
+            images, labels = file["images"], file["labels"]
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"--data {path}: not an .npz file of plain arrays ({error})") from error
+    if images.ndim != 4:
+        raise UserError(f"--data {path}: images must be (N, C, H, W), got shape {images.shape}")
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"--data {path}: labels must be {len(images)} integers, got {labels.dtype} of shape {labels.shape}")
+    if images.dtype == np.uint8:
+        pixels = torch.from_numpy(images).float() / 255
+    elif np.issubdtype(images.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            single = images.astype(np.float32)
+        if not np.array_equal(single.astype(images.dtype), images, equal_nan=True):
+            raise UserError(
+                f"--data {path}: the images are {images.dtype} numbers that float32 cannot hold, so a certificate would be about slightly "
+                "other images. Save them as uint8, or as float32: images.astype(numpy.float32)"
+            )
+        pixels = torch.from_numpy(single)
+    else:
+        raise UserError(f"--data {path}: images must be uint8 or floats, got {images.dtype}")
+    return Samples(path.stem, "test", pixels.contiguous(), torch.from_numpy(labels.astype(np.int64)))
+
+
+def check_samples(samples: Samples, network: nn.Module) -> None:
+    """Refuse a wrong range, shape or label before any work is done. NaN pixels are left to the cascade, as `error` rows."""
+    finite = samples.images[torch.isfinite(samples.images)]
+    if finite.numel() and (float(finite.min()) < 0 or float(finite.max()) > 1):
+        low, high = float(finite.min()), float(finite.max())
+        hint = " Divide by 255." if high > 2 and low >= 0 else " Undo the normalisation: it belongs into the network." if low < 0 else ""
+        raise UserError(f"images must lie in [0, 1], these lie in [{low:g}, {high:g}].{hint}")
+    expected = getattr(network, "input_shape", None)
+    shape = tuple(samples.images.shape[1:])
+    if expected is not None and tuple(expected) != shape:
+        raise UserError(f"the network takes images of shape {tuple(expected)}, the data has {shape}")
+    try:
+        with torch.no_grad():
+            logits = network(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        raise UserError(f"the network does not accept images of shape {shape}: {str(error).splitlines()[0]}") from error
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise UserError(f"the network must return [N, classes] with at least two classes, it returned {tuple(logits.shape)}")
+    low_label, high_label = (int(samples.labels.min()), int(samples.labels.max())) if len(samples) else (0, 0)
+    if low_label < 0 or high_label >= logits.shape[1]:
+        raise UserError(f"labels must lie in 0..{logits.shape[1] - 1} for this network, these lie in {low_label}..{high_label}")

@@ -1,0 +1,1 @@
+"""Networks: the architectures, as plain sequences of layers."""

@@ -1,0 +1,190 @@
+"""Checkpoints: safetensors for tensors, JSON for the rest, written atomically and checked on every load. Nothing is ever unpickled."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import cure_ray
+from cure_ray.config import Experiment, parse_experiment
+from cure_ray.errors import UserError
+from cure_ray.networks.models import Network
+from cure_ray.training.loop import new_network
+
+FORMAT = "cure_ray-checkpoint-1"
+WEIGHTS, META = "weights.safetensors", "meta.json"
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """Identity of a set of weights: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str]:
+    return {"cure_ray": cure_ray.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """safetensors tells a full disk by an error of its own with the system's number in its text."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+
+
+def save_checkpoint(
+    directory: Path,
+    experiment: Experiment,
+    epoch: int,
+    weights: Mapping[str, Tensor],
+    optimizers: Mapping[str, Mapping[str, Tensor]],
+    metrics: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a checkpoint directory under a temporary name, then rename it. Returns the digest of the weights."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        _save_tensors({k: v.contiguous() for k, v in weights.items()}, partial / WEIGHTS)
+        for name, tensors in optimizers.items():
+            _save_tensors(tensors, partial / f"optimizer_{name}.safetensors")
+        digest = state_digest(weights)
+        meta = {
+            "format": FORMAT,
+            "epoch": epoch,
+            "digest": digest,
+            "config_hash": experiment.config_hash,
+            "experiment": experiment.model_dump(mode="json"),
+            "metrics": dict(metrics),
+            "versions": versions(),
+            "files": {p.name: _file_digest(p) for p in sorted(partial.iterdir())},
+            **(extra or {}),
+        }
+        with (partial / META).open("w") as file:
+            json.dump(meta, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        if directory.exists():
+            shutil.rmtree(directory)
+        partial.replace(directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return digest
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded, checked checkpoint. The network is in evaluation mode on the CPU."""
+
+    path: Path
+    experiment: Experiment
+    epoch: int
+    digest: str
+    meta: dict[str, Any]
+    network: Network
+
+    def optimizer(self, name: str) -> dict[str, Tensor] | None:
+        """Saved optimiser state of a branch, if it had one."""
+        path = self.path / f"optimizer_{name}.safetensors"
+        return dict(load_file(path)) if path.exists() else None
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Complete checkpoints of a run directory, oldest first."""
+    return sorted(p for p in (run / "checkpoints").glob("epoch_*") if (p / META).is_file())
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """The checkpoint a person means: a checkpoint directory, or the last one of a run directory."""
+    if (path / META).is_file():
+        return path
+    found = list_checkpoints(path) if path.is_dir() else []
+    if not found:
+        what = "holds no checkpoint" if path.exists() else "does not exist"
+        raise UserError(f"{path} {what}: expected a directory written by `cure-ray train` (a run, or one of its checkpoints/epoch_*)")
+    return found[-1]
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / META).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise UserError(f"{path / META} cannot be read ({error}); the checkpoint is damaged, use an earlier one") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        given = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+        raise UserError(f"{path} is not a checkpoint of this program: format {given!r}, expected {FORMAT!r}")
+    return meta
+
+
+def load_checkpoint(source: str | Path) -> Checkpoint:
+    """Load and check a checkpoint: every file's digest, the architecture, and that all weights are finite numbers."""
+    path = resolve_checkpoint(Path(source))
+    meta = _read_meta(path)
+    files = meta.get("files")
+    if not isinstance(files, dict) or WEIGHTS not in files:
+        raise UserError(f"{path}: its {META} lists no {WEIGHTS}; the checkpoint is damaged")
+    for name, expected in files.items():
+        if Path(name).name != name or not (path / name).is_file():
+            raise UserError(f"{path}: the file {name} is missing; the checkpoint is damaged, use an earlier one")
+        if _file_digest(path / name) != expected:
+            raise UserError(f"{path / name} is not what was written (its digest differs); the checkpoint is damaged, use an earlier one")
+    experiment = parse_experiment(meta["experiment"])
+    try:
+        weights = load_file(path / WEIGHTS)
+    except SafetensorError as error:
+        raise UserError(f"{path / WEIGHTS} is not a safetensors file ({error})") from None
+    network = new_network(experiment)
+    load_weights(network, weights, str(path))
+    digest = state_digest(weights)
+    if digest != meta.get("digest"):
+        raise UserError(f"{path}: the weights do not match the digest in {META}; the checkpoint is damaged, use an earlier one")
+    return Checkpoint(path, experiment, int(meta["epoch"]), digest, meta, network.eval())
+
+
+def load_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Put weights into a network; a mismatch is told tensor by tensor."""
+    own = network.state_dict()
+    problems = [f"missing {k}" for k in own if k not in weights] + [f"unexpected {k}" for k in weights if k not in own]
+    problems += [
+        f"{k} has shape {tuple(weights[k].shape)}, the network wants {tuple(own[k].shape)}"
+        for k in own
+        if k in weights and weights[k].shape != own[k].shape
+    ]
+    if problems:
+        listed = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        raise UserError(f"{source} belongs to another architecture: {listed}")
+    network.load_state_dict(dict(weights))
+
+
+def checkpoint_bytes(network: torch.nn.Module, branches: int) -> int:
+    """Size of one checkpoint: weights, and two Adam moments per branch."""
+    weights = sum(t.numel() * t.element_size() for t in network.state_dict().values())
+    parameters = sum(p.numel() * p.element_size() for p in network.parameters())
+    return weights + 2 * branches * parameters + 100_000

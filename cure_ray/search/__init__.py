@@ -1,0 +1,1 @@
+"""A search: its file, study, ledger, objective and status. No Ray."""

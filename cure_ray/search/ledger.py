@@ -1,0 +1,214 @@
+"""One call's part of a sweep's study: which configuration comes next, and what became of it. Optuna and files; no Ray.
+
+It holds no state that matters: configurations and their results are in the study, trainings in their run directories. A call can be
+stopped anywhere, started again, or run several times at once on one directory.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from cure_ray.config import Experiment, resolve
+from cure_ray.errors import UserError
+from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
+from cure_ray.search.study import (
+    FAILED,
+    OWNER,
+    POINT,
+    VALUES,
+    counted,
+    enqueue,
+    locked,
+    make_sampler,
+    open_study,
+    orphans,
+    seems_gone,
+    suggest,
+    survives,
+)
+
+Say = Callable[[str], None]
+MAX_DUPLICATES = 50  # proposals in a row that were tried before: the space is exhausted
+
+
+def rung_epochs(experiment: Experiment, sweep: Sweep) -> list[int]:
+    """Epochs at which a configuration is judged: never before the radii are full, geometrically up to the end."""
+    training, stopping = experiment.training, sweep.early_stopping
+    ramp = 0 if training.method == "natural" else min(training.first_full_epoch - 1, training.epochs - 1)
+    steps = 0 if stopping is None else stopping.rungs
+    shares = [(stopping.factor if stopping else 1) ** -k for k in range(steps, -1, -1)]
+    return sorted({ramp + math.ceil((training.epochs - ramp) * share) for share in shares})
+
+
+def describe(point: Mapping[str, Any]) -> str:
+    """A point in few words: the last part of every path, numbers short."""
+    return ", ".join(f"{p.rsplit('.', 1)[-1]}={v:.3g}" if isinstance(v, float) else f"{p.rsplit('.', 1)[-1]}={v}" for p, v in point.items())
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration to run, from this rung on (0 unless it is another call's, taken over)."""
+
+    number: int
+    point: dict[str, Any]
+    experiment: Experiment  # of the first seed
+    rungs: list[int]
+    rung: int = 0
+    since: float = field(default_factory=time.time)
+
+
+class Ledger:
+    """Proposes, takes over what dead calls left, judges, and writes it all to the study."""
+
+    def __init__(self, sweep: Sweep, directory: Path, submission: int, say: Say) -> None:
+        self.sweep, self.directory, self.me, self.say = sweep, directory, submission, say
+        self.base = resolve(base_data(sweep))
+        self.study = open_study(directory, sweep, make_sampler(sweep, submission))
+        self.live: dict[int, Proposal] = {}
+        self.deadline = time.time() + sweep.hours * 3600 if sweep.hours else math.inf
+        self.exhausted = False
+        fixed = [*sweep.start_with, *(grid_points(sweep, self.base) if sweep.search == "grid" else ())]
+        with locked(directory):
+            enqueue(self.study, sweep, list(itertools.islice(fixed, sweep.trials)))
+
+    # ------------------------------------------------------------ what comes next
+
+    def next(self) -> Proposal | None:
+        """What a dead call left, else something new, else None: nothing for now."""
+        with locked(self.directory):
+            left = [t for t in orphans(self.study, self.directory) if t.number not in self.live]  # we may have been suspended ourselves
+            found = next(filter(None, map(self._adopt, left)), None)
+            if found is None and time.time() < self.deadline and not self.exhausted:
+                found = self._propose()
+        if found is not None:
+            self.live[found.number] = found
+        return found
+
+    def over(self) -> bool:
+        """Whether there is nothing to wait for: no trial of ours, and none whose call seems gone, so that it is about to be free."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return not self.live and not any(seems_gone(self.directory, t.user_attrs.get(OWNER, -1)) for t in running)
+
+    def _propose(self) -> Proposal | None:
+        for _ in range(MAX_DUPLICATES):
+            waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if not waiting and self.sweep.search == "grid":
+                return None
+            if self.sweep.trials is not None and counted(self.study) >= self.sweep.trials:
+                return None
+            asked = self.study.ask()
+            asked.set_user_attr(OWNER, self.me)
+            point = suggest(asked, self.sweep, self.base)
+            try:
+                proposal = self._make(asked.number, point)
+            except UserError as error:  # a combination nobody foresaw; say it where it is looked for
+                self._fail(asked.number, str(error))
+                continue
+            twin = self._twin(proposal)
+            if twin is not None:
+                self._repeat(asked, twin)
+                continue
+            asked.set_user_attr("identity", proposal.experiment.config_hash)
+            asked.set_user_attr(POINT, point)
+            return proposal
+        self.exhausted = True
+        return None
+
+    def _make(self, number: int, point: dict[str, Any], rung: int = 0) -> Proposal:
+        experiment = experiment_at(self.sweep, point, number, self.sweep.seeds[0])
+        return Proposal(number, point, experiment, rung_epochs(experiment, self.sweep), rung)
+
+    def _twin(self, proposal: Proposal) -> FrozenTrial | None:
+        trials = (t for t in self.study.get_trials(deepcopy=False) if t.number != proposal.number and "duplicate_of" not in t.user_attrs)
+        return next((t for t in trials if t.user_attrs.get("identity") == proposal.experiment.config_hash), None)
+
+    def _repeat(self, asked: optuna.Trial, twin: FrozenTrial) -> None:
+        """Proposed again: give the sampler the known answer, and run nothing."""
+        asked.set_user_attr("duplicate_of", twin.number)
+        if twin.state == TrialState.COMPLETE:
+            self.study.tell(asked, twin.values)
+        else:
+            self.study.tell(asked, state=TrialState.FAIL)
+
+    def _adopt(self, frozen: FrozenTrial) -> Proposal | None:
+        handle, point = self._handle(frozen.number), frozen.user_attrs.get(POINT)
+        if point is None:  # its call died while proposing it: nothing was run
+            handle.set_user_attr("duplicate_of", -1)
+            self.study.tell(frozen.number, state=TrialState.FAIL)
+            if "fixed_params" in frozen.system_attrs:
+                self.study.enqueue_trial(frozen.system_attrs["fixed_params"])
+                self.exhausted = False
+            return None
+        handle.set_user_attr(OWNER, self.me)
+        self.say(f"trial {frozen.number}: continued, its call has ended")
+        return self._make(frozen.number, point, max(0, len(frozen.intermediate_values) - 1))
+
+    # ------------------------------------------------------------ what became of it
+
+    def judged(self, number: int, rung: int, mean: Mapping[str, float]) -> bool:
+        """Note the objective at a rung; whether the trial goes on. A rung that is reported again after a crash changes nothing."""
+        proposal = self.live.get(number)
+        if proposal is None or self._lost(number):
+            return False
+        handle, reported = self._handle(number), self.study.trials[number].intermediate_values
+        if reported and rung < max(reported):
+            return True
+        handle.set_user_attr(VALUES, dict(mean))
+        values = [mean[name] for name in self.sweep.objectives]
+        if len(values) == 1 and rung not in reported:
+            handle.report(values[0], rung)
+        if rung == len(proposal.rungs) - 1:
+            self.study.tell(number, values)
+            self._tell(proposal, mean, "")
+        elif self._survives(number, rung, values[0]):
+            return True
+        else:
+            self.study.tell(number, state=TrialState.PRUNED)
+            self._tell(proposal, mean, f", stopped at epoch {proposal.rungs[rung]}")
+        del self.live[number]
+        return False
+
+    def failed(self, number: int, reason: str) -> None:
+        if number in self.live and not self._lost(number):
+            del self.live[number]
+            self._fail(number, reason)
+            self.say(f"trial {number} failed: {reason}")
+
+    def _lost(self, number: int) -> bool:
+        """Whether another call has taken it over: ours was silent for so long that it counted as dead."""
+        if self.study.trials[number].user_attrs.get(OWNER) == self.me:
+            return False
+        del self.live[number]
+        self.say(f"trial {number}: left to another call, which took it over")
+        return True
+
+    def _survives(self, number: int, rung: int, value: float) -> bool:
+        """Among all calls' trials, so that two calls halve one field of competitors and not each its own."""
+        assert self.sweep.early_stopping is not None
+        seen = [t.intermediate_values for t in self.study.get_trials(deepcopy=False) if t.number != number]
+        return survives(value, [values[rung] for values in seen if rung in values], self.sweep.early_stopping.factor)
+
+    def _fail(self, number: int, reason: str) -> None:
+        self._handle(number).set_user_attr(FAILED, reason)
+        self.study.tell(number, state=TrialState.FAIL)
+
+    def _tell(self, proposal: Proposal, mean: Mapping[str, float], note: str) -> None:
+        shown = ", ".join(f"{name} {100 * mean[name]:.1f} %" for name in dict.fromkeys([*self.sweep.objectives, "clean"]))
+        self.say(f"trial {proposal.number}: {shown}{note}  ({describe(proposal.point)}; {time.time() - proposal.since:.0f} s)")
+
+    def _handle(self, number: int) -> optuna.Trial:
+        return optuna.Trial(self.study, self.study.trials[number]._trial_id)
+
+
+def ranked(study: optuna.Study) -> list[FrozenTrial]:
+    """Finished trials, best first; of several objectives the Pareto front first, ordered by the first objective."""
+    done = [t for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if "duplicate_of" not in t.user_attrs]
+    front = {t.number for t in study.best_trials} if len(study.directions) > 1 else set[int]()
+    return sorted(done, key=lambda t: (t.number not in front, [-v for v in t.values], t.number))

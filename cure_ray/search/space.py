@@ -1,0 +1,252 @@
+"""SWEEP.yaml: a base experiment, the fields to search, how to search and how to judge. Pure data; no Ray and no files but the one read."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from cure_ray.config import Experiment, resolve
+from cure_ray.config._base import Model, Positive
+from cure_ray.config._explain import explain, model_at
+from cure_ray.config.files import PRESETS, _load_yaml, _merge
+from cure_ray.errors import UserError, nearest
+from cure_ray.threats.norms import NORMS
+
+Value = bool | int | float | str | list[Any] | None
+Point = Mapping[str, Any]  # "training.eta" -> 1.5
+OBJECTIVES = ("union", "clean", "linf", "l2", "l1", "union_linf_l2")
+SHORT = ("preset", "profile", "scale")  # keys of a short experiment file, searchable like fields
+
+
+class Dimension(Model):
+    """One searched field: exactly one of the five kinds, and the values of other fields it depends on."""
+
+    choice: tuple[Value, ...] | None = Field(None, min_length=1, description="One of these values.")
+    grid: tuple[Value, ...] | None = Field(None, min_length=1, description="The same; reads better with `search: grid`.")
+    uniform: tuple[float, float] | None = Field(None, description="A number between these.")
+    loguniform: tuple[float, float] | None = Field(None, description="A positive number between these, uniform in its logarithm.")
+    whole: tuple[int, int] | None = Field(None, alias="int", description="A whole number between these, both included.")
+    when: dict[str, tuple[Value, ...]] = Field({}, description="Search this field only if each of these fields has one of these values.")
+
+    @property
+    def values(self) -> tuple[Value, ...] | None:
+        return self.choice if self.choice is not None else self.grid
+
+    @property
+    def examples(self) -> tuple[Value, ...]:
+        """Every value of a finite kind; both ends of a range."""
+        return self.values or tuple(self.uniform or self.loguniform or self.whole or ())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [k for k in ("choice", "grid", "uniform", "loguniform", "whole") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of choice, grid, uniform, loguniform, int; got {', '.join(given) or 'none'}")
+        ends = self.uniform or self.loguniform or self.whole
+        if ends is not None and not ends[0] < ends[1]:
+            raise ValueError(f"the range must go from a smaller to a larger number, got {list(ends)}")
+        if self.loguniform is not None and self.loguniform[0] <= 0:
+            raise ValueError(f"loguniform needs positive ends, got {list(self.loguniform)}; for 0 as a value use choice")
+        return self
+
+
+class EarlyStopping(Model):
+    """Asynchronous successive halving, on the objective measured at rungs after the radius ramp."""
+
+    factor: Annotated[int, Field(ge=2)] = Field(3, description="At each rung the best 1/factor go on.")
+    rungs: Annotated[int, Field(ge=1)] = Field(
+        2, description="Rungs before the end; they lie at 1/factor, 1/factor^2, ... of the epochs after the ramp."
+    )
+
+
+class Sweep(Model):
+    """A search."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="A short name for tables and directories.")
+    base: dict[str, Any] | str = Field(description="The experiment: its keys, or the name of a preset or file.")
+    space: dict[str, Dimension] = Field(description="Fields to search, by their path, e.g. training.lambda_2.")
+    search: Literal["tpe", "random", "grid", "nsga2"] = Field(
+        "tpe", description="tpe, random and nsga2 are Optuna's samplers; grid runs every combination."
+    )
+    objectives: Annotated[tuple[str, ...], Field(min_length=1)] = Field(("union",), description="What to maximise, in [0, 1].")
+    samples: Annotated[int, Field(ge=1)] = Field(256, description="Validation images the objective is measured on.")
+    trials: Annotated[int, Field(ge=1)] | None = Field(None, description="Configurations in all; a grid runs all of its own by default.")
+    hours: Positive | None = Field(None, description="Start no new configuration after so many hours of this call.")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, description="Every configuration is trained with each; objectives are means."
+    )
+    early_stopping: EarlyStopping | None = Field(None, description="Stop hopeless configurations early (one objective only).")
+    start_with: tuple[dict[str, Value], ...] = Field((), description="Configurations to try first.")
+    concurrency: Annotated[int, Field(ge=1)] | None = Field(None, description="Trainings at once; by default what the cluster holds.")
+    storage: str | None = Field(None, description="An Optuna storage URL; by default a journal in the sweep's directory.")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the search.")
+    wandb: dict[str, Any] | None = Field(None, description="Log to Weights & Biases too: arguments of Ray's WandbLoggerCallback, or {}.")
+    mlflow: dict[str, Any] | None = Field(None, description="Log to MLflow too: arguments of Ray's MLflowLoggerCallback, or {}.")
+
+    @property
+    def identity(self) -> str:
+        """What makes two sweeps the same one. Budgets, concurrency, storage and loggers may change between calls."""
+        content = self.model_dump(mode="json", by_alias=True, exclude={"trials", "hours", "concurrency", "storage", "wandb", "mlflow"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.objectives:
+            if name not in OBJECTIVES:
+                raise ValueError(f"objectives: {name!r} is not produced.{nearest(name, OBJECTIVES)}")
+        if len(set(self.objectives)) != len(self.objectives) or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("objectives and seeds must not repeat an entry")
+        if len(self.objectives) > 1 and self.early_stopping is not None:
+            raise ValueError("early_stopping orders configurations by one objective; leave it out of sweeps with several")
+        if self.search == "nsga2" and len(self.objectives) < 2:
+            raise ValueError("nsga2 looks for a Pareto front: give at least two objectives, for example [clean, union]; else use tpe")
+        if self.search == "grid":
+            endless = [path for path, d in self.space.items() if d.values is None]
+            if endless:
+                raise ValueError(f"a grid needs finite values: {endless[0]} is a range; give it as choice or grid")
+        elif self.trials is None and self.hours is None:
+            raise ValueError(f"search {self.search} needs a budget: trials or hours")
+        return self
+
+
+def active(space: Mapping[str, Dimension], path: str, point: Point, base: Experiment) -> bool:
+    """Whether a field is searched at this point: every field it depends on has one of the wanted values."""
+    for other, wanted in space[path].when.items():
+        value: Any = point[other] if other in point else _field(base, other)
+        if (other in space and other not in point) or value not in wanted:
+            return False
+    return True
+
+
+def ordered(space: Mapping[str, Dimension]) -> list[str]:
+    """Fields after those they depend on."""
+    done: list[str] = []
+    left = list(space)
+    while left:
+        ready = [p for p in left if not any(o in left for o in space[p].when)]
+        if not ready:
+            raise UserError(f"space: {', '.join(left)} depend on each other in a circle")
+        done += ready
+        left = [p for p in left if p not in ready]
+    return done
+
+
+def grid_points(sweep: Sweep, base: Experiment, limit: int = 100_000) -> Iterator[dict[str, Any]]:
+    """Every combination of the examples of all fields, inactive fields left out, each once."""
+    paths, seen = ordered(sweep.space), set[str]()
+    for combination in itertools.islice(itertools.product(*(sweep.space[p].examples for p in paths)), limit):
+        point: dict[str, Any] = {}
+        for path, value in zip(paths, combination, strict=True):
+            if active(sweep.space, path, point, base):
+                point[path] = value
+        key = json.dumps(point, sort_keys=True)
+        if key not in seen:
+            seen.add(key)
+            yield point
+
+
+def nested(point: Point) -> dict[str, Any]:
+    """{"training.eta": 1} as {"training": {"eta": 1}}."""
+    data: dict[str, Any] = {}
+    for path, value in point.items():
+        level: Any = value
+        for key in reversed(path.split(".")):
+            level = {key: level}
+        data = _merge(data, level)
+    return data
+
+
+def base_data(sweep: Sweep) -> dict[str, Any]:
+    """The base experiment as data that points can be laid over."""
+    if isinstance(sweep.base, dict):
+        return sweep.base
+    if sweep.base in PRESETS:
+        return {"preset": sweep.base}
+    return _read_mapping(Path(sweep.base))
+
+
+def experiment_at(sweep: Sweep, point: Point, number: int, seed: int) -> Experiment:
+    """The experiment of a trial: the base with the point laid over it, one seed, and a name of its own."""
+    data = _merge(base_data(sweep), nested(point))
+    return resolve({**data, "seed": seed, "name": f"{sweep.name}-{number:04d}"})
+
+
+def _field(experiment: Experiment, path: str) -> Any:
+    value: Any = experiment.model_dump(mode="json")
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _check_paths(sweep: Sweep) -> None:
+    for path in [*sweep.space, *(o for d in sweep.space.values() for o in d.when)]:
+        keys = tuple(path.split("."))
+        owner = model_at(Experiment, keys)
+        known = list(owner.model_fields) if owner is not None else list(Experiment.model_fields)
+        if path in SHORT or (owner is not None and keys[-1] in known):
+            continue
+        raise UserError(f"space: {path}: unknown field.{nearest(keys[-1], known)} `cure-ray config` lists all fields.")
+    for path in sweep.space:
+        if path in ("seed", "name", "origin") or path.startswith(("execution.", "certification.")):
+            raise UserError(f"space: {path} is not searched: it does not change what is learnt (seeds are given by `seeds`)")
+
+
+def _check_points(sweep: Sweep, base: Experiment) -> None:
+    """Every combination of ends and choices must be a valid experiment: better said now than in hour ten."""
+    if base.dataset.validation_size == 0:
+        raise UserError("a search needs validation images, and this experiment holds none out: set dataset.validation, e.g. to 5000")
+    for point in itertools.islice(grid_points(sweep, base), 256):
+        try:
+            experiment = experiment_at(sweep, point, 0, sweep.seeds[0])
+        except UserError as error:
+            shown = ", ".join(f"{k}={v}" for k, v in point.items()) or "the base"
+            raise UserError(f"space: with {shown}: {error}. A field can be limited to some values of others with `when`.") from None
+        for norm in NORMS:
+            if norm in sweep.objectives and experiment.threats.eps(norm) == 0:
+                raise UserError(f"objectives: {norm} is not produced, its radius is 0")
+    for point in sweep.start_with:
+        unknown = [p for p in point if p not in sweep.space]
+        if unknown:
+            raise UserError(f"start_with: {unknown[0]} is not in the space.{nearest(unknown[0], list(sweep.space))}")
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        data = _load_yaml(path.read_text(), str(path))
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file; expected YAML") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping of keys, got {type(data).__name__}")
+    return data
+
+
+def _check_dimensions(space: Any) -> None:
+    """Each on its own: pydantic's sentence about a key in a mapping of models does not name the right one."""
+    for path, entry in space.items() if isinstance(space, dict) else ():
+        try:
+            Dimension.model_validate(entry)
+        except ValidationError as error:
+            raise UserError(f"space: {path}: {explain(error, Dimension)}") from None
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """A checked sweep from its file: every end of its space is a valid experiment."""
+    data = _read_mapping(Path(path))
+    try:
+        _check_dimensions(data.get("space"))
+        try:
+            sweep = Sweep.model_validate(data)
+        except ValidationError as error:
+            raise UserError(explain(error, Sweep)) from None
+        _check_paths(sweep)
+        ordered(sweep.space)
+        _check_points(sweep, resolve(base_data(sweep)))
+    except UserError as error:
+        raise UserError(f"{path}:\n{error}") from None
+    return sweep

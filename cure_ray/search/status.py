@@ -1,0 +1,127 @@
+"""Sweeps and runs in words, read from their directories alone: works from another shell, and without Ray."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.trial import FrozenTrial, TrialState
+
+from cure_ray.config import load_experiment
+from cure_ray.errors import UserError
+from cure_ray.runs.checkpoints import list_checkpoints
+from cure_ray.runs.metrics import read_metrics
+from cure_ray.search.layout import SWEEP, TRIALS
+from cure_ray.search.space import Sweep, load_sweep
+from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, is_alive, live_submissions, open_study
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def describe_directory(directory: Path) -> str:
+    """A sweep's or a run's state in a few lines."""
+    if (directory / SWEEP).is_file():
+        return _sweep(directory)
+    if (directory / "experiment.yaml").is_file():
+        return "\n".join(_run(directory))
+    what = "holds neither" if directory.is_dir() else "does not exist, so it holds neither"
+    raise UserError(f"{directory} {what} a sweep (sweep.yaml) nor a run (experiment.yaml)")
+
+
+def _people(run: Path) -> str:
+    """Who works on a run: its ranks, or the process that trains it alone."""
+    files = sorted((run / "ranks").glob("*.json")) or list(run.parent.glob(f"{run.name}.running.json"))
+    shown = []
+    for file in files:
+        try:
+            about = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue
+        name = file.stem if file.parent.name == "ranks" else "process"
+        shown.append(f"{name} on {about['host']} (pid {about['pid']}{', GPU ' + str(about['gpus']) if about.get('gpus') else ''})")
+    return ", ".join(shown)
+
+
+def _run(run: Path) -> list[str]:
+    experiment = load_experiment(run / "experiment.yaml")
+    rows, epochs = read_metrics(run), experiment.training.epochs
+    done = int(rows[-1]["epoch"]) if rows else 0
+    lines = [f"{experiment.name}: epoch {done} of {epochs}"]
+    if rows:
+        lines[0] += f", clean {100 * rows[-1].get('clean', 0):.1f} %"
+    if rows and done < epochs:
+        lines.append(f"about {duration(_left(rows, epochs))} left at the pace of its last epochs")
+    people = _people(run)
+    if people:
+        lines.append(f"running: {people}")
+    saved = list_checkpoints(run)
+    lines.append(f"last checkpoint: {saved[-1]}" if saved else "no checkpoint yet")
+    return lines
+
+
+def _left(rows: Sequence[dict[str, float]], epochs: int) -> float:
+    recent = [row["epoch_seconds"] for row in rows[-3:] if "epoch_seconds" in row]
+    return (epochs - rows[-1]["epoch"]) * sum(recent) / max(1, len(recent))
+
+
+def _sweep(directory: Path) -> str:
+    sweep = load_sweep(directory / SWEEP)
+    trials = [t for t in open_study(directory, sweep).get_trials(deepcopy=False) if "duplicate_of" not in t.user_attrs]
+    states = Counter(t.state for t in trials)
+    calls = live_submissions(directory)
+    words = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped early", TrialState.FAIL: "failed", TrialState.WAITING: "waiting"}
+    counts = ", ".join(f"{states[s]} {word}" for s, word in words.items() if states[s])
+    running = [t for t in trials if t.state == TrialState.RUNNING]
+    owned = [t for t in running if is_alive(directory, t.user_attrs.get(OWNER, -1))]
+    budget = f" of {sweep.trials}" if sweep.trials else ""
+    lines = [f"sweep {sweep.name}: {len(trials) - states[TrialState.WAITING]}{budget} trials; {counts or 'none finished'}"]
+    lines[0] += f", {len(owned)} running" if owned else ""
+    lines[0] += f", {len(running) - len(owned)} interrupted (the next call continues them)" if len(running) > len(owned) else ""
+    again = f"nobody at work; continue: cure-ray sweep {directory / SWEEP} --out {directory}"
+    lines.append(f"{len(calls)} call{'s' if len(calls) != 1 else ''} at work" if calls else again)
+    lines += _best(trials, sweep)
+    for trial in owned:
+        lines += _running(directory, trial)
+    lines += [f"trial {t.number} failed: {t.user_attrs[FAILED]}" for t in trials if FAILED in t.user_attrs][-3:]
+    left = _sweep_left(sweep, trials, owned)
+    return "\n".join([*lines, *([f"about {duration(left)} left"] if calls and left is not None else [])])
+
+
+def _best(trials: Sequence[FrozenTrial], sweep: Sweep) -> list[str]:
+    done = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=lambda t: [-v for v in t.values])
+    lines = []
+    for trial in done[:3]:
+        values = ", ".join(f"{name} {100 * value:.1f} %" for name, value in zip(sweep.objectives, trial.values, strict=True))
+        clean = trial.user_attrs.get(VALUES, {}).get("clean")
+        extra = f", clean {100 * clean:.1f} %" if clean is not None and "clean" not in sweep.objectives else ""
+        lines.append(f"{'best' if trial is done[0] else 'then'}: trial {trial.number}: {values}{extra}  {trial.user_attrs.get(POINT)}")
+    return lines
+
+
+def _running(directory: Path, trial: FrozenTrial) -> list[str]:
+    lines = []
+    for home in (directory / TRIALS).glob(f"{trial.number:04d}-*"):
+        for run in sorted(p for p in home.iterdir() if (p / "experiment.yaml").is_file()):
+            rows = read_metrics(run)
+            people = _people(run)
+            epochs = load_experiment(run / "experiment.yaml").training.epochs
+            done = int(rows[-1]["epoch"]) if rows else 0
+            lines.append(f"trial {trial.number} {run.name}: epoch {done} of {epochs}{'; ' + people if people else ''}")
+    return lines or [f"trial {trial.number}: waiting for resources"]
+
+
+def _sweep_left(sweep: Sweep, trials: Sequence[FrozenTrial], running: Sequence[FrozenTrial]) -> float | None:
+    """From how long finished trials took and how many run at once."""
+    times = [t.duration.total_seconds() for t in trials if t.duration is not None and t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+    if not times or not running:
+        return None
+    mean, now = sum(times) / len(times), time.time()
+    current = [max(0.0, mean - (now - t.datetime_start.timestamp())) for t in running if t.datetime_start]
+    waiting = sum(t.state == TrialState.WAITING for t in trials)
+    unstarted = max(waiting, (sweep.trials or 0) - (len(trials) - waiting))
+    return max([*current, 0.0]) + mean * unstarted / len(running)

@@ -1,0 +1,244 @@
+"""A sweep on disk: its Optuna study, who works on it, and which trials nobody works on any more.
+
+Trials are never lost to a dead call: the next one, or another that is still running, takes them over and continues them from their
+checkpoints under the same number.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from cure_ray import seeding
+from cure_ray.config import Experiment
+from cure_ray.errors import UserError
+from cure_ray.search.layout import BEAT, GRACE, JOURNAL, SILENCE, SUBMISSIONS, SWEEP, TRIALS
+from cure_ray.search.space import Sweep, active, load_sweep, ordered
+
+OWNER, POINT, FAILED, VALUES = "submission", "point", "failed", "values"  # user attributes of a trial
+
+
+def default_directory(sweep: Sweep) -> Path:
+    return Path("sweeps-out") / f"{sweep.name}-{sweep.identity[:8]}"
+
+
+def claim(directory: Path, sweep: Sweep) -> None:
+    """Make the directory this sweep's, or say whose it is."""
+    described = directory / SWEEP
+    if described.exists():
+        owner = load_sweep(described)
+        if owner.identity != sweep.identity:
+            raise UserError(
+                f"{directory} belongs to another sweep ({owner.name}, {owner.identity[:8]}; this one is {sweep.name}, "
+                f"{sweep.identity[:8]}). Choose another --out, or continue the one there: cure-ray sweep {described} --out {directory}"
+            )
+        return
+    ours = (SUBMISSIONS, TRIALS)  # of a call that is at this place now, or died here
+    if directory.exists() and any(p.name not in ours and not p.name.startswith(f".{SWEEP}.") for p in directory.iterdir()):
+        raise UserError(f"{directory} is not empty and was not written by `cure-ray sweep`. Choose another --out.")
+    try:
+        for name in (SUBMISSIONS, TRIALS):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{SWEEP}.{os.getpid()}"
+        partial.write_text(yaml.safe_dump(sweep.model_dump(mode="json", exclude_none=True, by_alias=True), sort_keys=False, width=120))
+        partial.replace(described)
+    except OSError as error:
+        raise UserError(f"cannot write to {directory}: {error.strerror}. Choose another --out.") from None
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """One call at a time, on every machine that sees the directory; released by the system when its holder dies."""
+    with (directory / ".lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cut_torn_line(journal: Path) -> None:
+    """A write that a full disk cut short leaves half a line; the next one would be glued to it and make the journal unreadable."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
+        return
+    writers = JournalFileSymlinkLock(str(journal))  # the one Optuna's own writers take
+    writers.acquire()
+    try:
+        content = journal.read_bytes()
+        os.truncate(journal, content.rfind(b"\n") + 1)
+    finally:
+        writers.release()
+
+
+def open_study(directory: Path, sweep: Sweep, sampler: "optuna.samplers.BaseSampler | None" = None) -> optuna.Study:
+    """The sweep's study, made if need be."""
+    optuna.logging.set_verbosity(logging.WARNING)
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if sampler is not None and not sweep.storage:  # a call that will write
+        _cut_torn_line(directory / JOURNAL)
+    try:
+        storage: Any = sweep.storage or JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
+        return optuna.create_study(
+            study_name=f"{sweep.name}-{sweep.identity[:8]}",
+            storage=storage,
+            sampler=sampler,
+            directions=["maximize"] * len(sweep.objectives),
+            load_if_exists=True,
+        )
+    except Exception as error:
+        raise UserError(f"the study cannot be opened in {sweep.storage or directory}: {type(error).__name__}: {error}") from None
+
+
+def make_sampler(sweep: Sweep, submission: int) -> "optuna.samplers.BaseSampler":
+    """Seeded per call: two calls with one seed would propose the same points."""
+    seed = seeding.derive(sweep.seed, "search", submission) % 2**32
+    if sweep.search == "tpe":
+        startup = min(10, max(2, (sweep.trials or 30) // 3))
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=startup)
+    if sweep.search == "nsga2":
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=min(50, max(4, (sweep.trials or 200) // 4)))
+    return optuna.samplers.RandomSampler(seed=seed)  # also fills what a grid has not fixed, which is nothing
+
+
+def suggest(trial: optuna.Trial, sweep: Sweep, base: Experiment) -> dict[str, Any]:
+    """A point, define-by-run: fields whose condition does not hold are not asked for."""
+    point: dict[str, Any] = {}
+    for path in ordered(sweep.space):
+        if not active(sweep.space, path, point, base):
+            continue
+        kind = sweep.space[path]
+        if kind.values is not None:  # Optuna's categories are scalars: lists travel as JSON
+            texts = [json.dumps(v) for v in kind.values]
+            point[path] = json.loads(trial.suggest_categorical(path, texts))
+        elif kind.whole is not None:
+            point[path] = trial.suggest_int(path, *kind.whole)
+        else:
+            low, high = kind.uniform or kind.loguniform or (0.0, 1.0)
+            point[path] = trial.suggest_float(path, low, high, log=kind.loguniform is not None)
+    return point
+
+
+def as_params(point: Mapping[str, Any], sweep: Sweep) -> dict[str, Any]:
+    """A point as the study keeps it; the inverse of what `suggest` does with categories."""
+    return {path: json.dumps(v) if sweep.space[path].values is not None else v for path, v in point.items()}
+
+
+def enqueue(study: optuna.Study, sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> None:
+    """Line up fixed points, each once per study however many calls there are (hold the lock)."""
+    known = [t.system_attrs.get("fixed_params") for t in study.get_trials(deepcopy=False)]
+    for point in points:
+        params = as_params(point, sweep)
+        if params not in known:
+            known.append(params)
+            study.enqueue_trial(params)
+
+
+def survives(value: float, others: Sequence[float], factor: int) -> bool:
+    """Asynchronous successive halving: among what has been seen at this rung, is it in the best 1/factor (and be it the only one)?"""
+    better = sum(other > value for other in others)
+    return better < max(1, (len(others) + 1) // factor)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One call of `cure-ray sweep` on a directory."""
+
+    number: int
+    path: Path
+
+
+@contextmanager
+def submission(directory: Path, what: Mapping[str, Any]) -> Iterator[Submission]:
+    """Register this call, and show that it is alive until it ends."""
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), **what}
+    number = 0
+    while True:
+        path = directory / SUBMISSIONS / f"{number:04d}.json"
+        try:
+            with path.open("x") as file:
+                json.dump(me, file)
+            break
+        except FileExistsError:
+            number += 1
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(BEAT):
+            with suppress(OSError):
+                path.touch()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield Submission(number, path)
+    finally:
+        done.set()
+        thread.join()
+        with suppress(OSError):
+            path.write_text(json.dumps({**me, "ended": time.time()}))
+
+
+def _about(directory: Path, number: int) -> tuple[dict[str, Any], float] | None:
+    """What a call said of itself, and the seconds since it was last heard of; None if it has ended."""
+    path = directory / SUBMISSIONS / f"{number:04d}.json"
+    try:
+        about = json.loads(path.read_text())
+        age = time.time() - path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return None if "ended" in about else (about, age)
+
+
+def _process_exists(about: Mapping[str, Any]) -> bool:
+    """True for processes of other machines: nobody can tell."""
+    if about["host"] != socket.gethostname():
+        return True
+    try:
+        os.kill(about["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def is_alive(directory: Path, number: int) -> bool:
+    """Whether that call still works: heard of lately, and its process exists or has only just gone."""
+    found = _about(directory, number)
+    return found is not None and found[1] < (SILENCE if _process_exists(found[0]) else GRACE)
+
+
+def seems_gone(directory: Path, number: int) -> bool:
+    """Whether its trials are there for the taking, now or as soon as it counts as dead; one that was only slow will be heard of again."""
+    found = _about(directory, number)
+    return found is None or found[1] >= GRACE or not _process_exists(found[0])
+
+
+def live_submissions(directory: Path) -> list[int]:
+    numbers = [int(p.stem) for p in sorted((directory / SUBMISSIONS).glob("*.json"))]
+    return [n for n in numbers if is_alive(directory, n)]
+
+
+def orphans(study: optuna.Study, directory: Path) -> list[FrozenTrial]:
+    """Running trials whose call is dead (hold the lock while taking them over)."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [t for t in running if OWNER not in t.user_attrs or not is_alive(directory, t.user_attrs[OWNER])]
+
+
+def counted(study: optuna.Study) -> int:
+    """Trials that use up the budget: all that were started, but for duplicates that were never run."""
+    states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    return sum("duplicate_of" not in t.user_attrs for t in study.get_trials(deepcopy=False, states=states))

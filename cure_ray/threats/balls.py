@@ -1,0 +1,21 @@
+"""A norm ball: a norm and a radius in pixel units, always intersected with the image domain [0, 1]."""
+
+from dataclasses import dataclass
+
+from cure_ray.threats.norms import Norm, check_ball
+
+
+@dataclass(frozen=True)
+class Ball:
+    """All images within `eps` of the original in `norm`, inside [0, 1]."""
+
+    family = "lp"
+
+    norm: Norm
+    eps: float
+
+    def __post_init__(self) -> None:
+        check_ball(self.norm, self.eps)
+
+    def __str__(self) -> str:
+        return f"{self.norm}={self.eps:g}"

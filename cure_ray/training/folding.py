@@ -1,0 +1,245 @@
+"""A network as training sees it: blocks (affine, BN, ReLU), the clean pass, and BN folded into its affine layer.
+
+BN is folded before anything is propagated, with the clean batch's statistics in training and the running ones elsewhere: one pass
+over weights instead of two over activations (docs/decisions/0002).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cure_ray.networks.models import Normalize
+
+Sum = Callable[[Tensor], Tensor]  # adds a tensor over data-parallel ranks, differentiably
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """One affine layer, its BN if it has one; a ReLU follows every block but the last. `flatten` comes before it."""
+
+    affine: nn.Conv2d | nn.Linear
+    norm: BatchNorm | None
+    flatten: bool
+
+
+@dataclass(frozen=True)
+class Blocks:
+    normalize: Normalize | None
+    blocks: tuple[Block, ...]
+
+
+def read_blocks(network: nn.Sequential) -> Blocks:
+    """The block structure of a sequential network; refuses by name what it cannot propagate."""
+    normalize, blocks, flatten, expect_relu = None, list[Block](), False, False
+    for module in network:
+        if isinstance(module, Normalize) and not blocks and normalize is None:
+            normalize = module
+        elif isinstance(module, nn.Flatten):
+            flatten = True
+        elif isinstance(module, nn.Conv2d | nn.Linear) and not expect_relu:
+            if isinstance(module, nn.Conv2d) and (module.groups != 1 or module.dilation != (1, 1) or isinstance(module.padding, str)):
+                raise ValueError(f"{module}: only plain convolutions (no groups, no dilation) are supported")
+            blocks.append(Block(module, None, flatten))
+            flatten, expect_relu = False, True
+        elif isinstance(module, BatchNorm) and expect_relu and blocks[-1].norm is None:
+            blocks[-1] = Block(blocks[-1].affine, module, blocks[-1].flatten)
+        elif isinstance(module, nn.ReLU) and expect_relu:
+            expect_relu = False
+        else:
+            raise ValueError(f"cannot read {type(module).__name__} here: expected Normalize, (affine, BN, ReLU)..., affine")
+    if not blocks or not expect_relu or blocks[-1].norm is not None:
+        raise ValueError("a classifier ends in an affine layer without BN or ReLU")
+    return Blocks(normalize, tuple(blocks))
+
+
+@dataclass(frozen=True)
+class Folded:
+    """An affine map with BN folded in: what regions and attacks see."""
+
+    weight: Tensor
+    bias: Tensor
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    flatten: bool
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.flatten(1) if self.flatten else x
+        if weight.dim() == 2:
+            return F.linear(x, weight, bias)
+        return F.conv2d(x, weight, bias, self.stride, self.padding)
+
+
+class _ConvForInputGradient(torch.autograd.Function):
+    """A convolution whose input gradient is a matrix product and a fold.
+
+    For one to three input channels that is three to four times faster on the CPU than the library's transposed convolution, and
+    an attack spends a third of a small network's time there (docs/benchmarks.md).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.geometry = (x.shape[2:], stride, padding)
+        return F.conv2d(x, weight, bias, stride, padding)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        size, stride, padding = ctx.geometry
+        columns = weight.flatten(1).t() @ grads[0].flatten(2)
+        return F.fold(columns, size, weight.shape[2:], 1, padding, stride), None, None, None, None
+
+
+def _apply_for_input_gradient(layer: Folded, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    out: Tensor = _ConvForInputGradient.apply(x, weight, bias, layer.stride, layer.padding)  # type: ignore[no-untyped-call]
+    return out
+
+
+@dataclass(frozen=True)
+class FoldedNetwork:
+    normalize: Normalize | None
+    layers: tuple[Folded, ...]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The forward pass, for points."""
+        return self._forward(x, Folded.apply)
+
+    def attack_logits(self, x: Tensor) -> Tensor:
+        """The same, made for attacks: gradients reach x only, through a faster kernel where there is one."""
+        first = self.layers[0]
+        few_channels = first.weight.dim() == 4 and first.weight.shape[1] <= 3 and x.device.type == "cpu"
+        return self._forward(x, _apply_for_input_gradient if few_channels else Folded.apply)
+
+    def _forward(self, x: Tensor, apply_first: "Callable[[Folded, Tensor, Tensor, Tensor], Tensor]") -> Tensor:
+        x = x if self.normalize is None else self.normalize(x)
+        for i, layer in enumerate(self.layers):
+            x = (apply_first if i == 0 else Folded.apply)(layer, x, layer.weight, layer.bias)
+            if layer is not self.layers[-1]:
+                x = torch.relu_(x)
+        return x
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    mean: Tensor
+    inverse_std: Tensor
+
+
+def _fold(block: Block, stats: BatchStatistics | None) -> Folded:
+    weight: Tensor = block.affine.weight
+    bias: Tensor | None = block.affine.bias
+    if bias is None:
+        bias = weight.new_zeros(weight.shape[0])
+    if stats is not None and block.norm is not None:
+        gain = block.norm.weight * stats.inverse_std
+        weight = weight * gain.view(-1, *[1] * (weight.dim() - 1))
+        bias = gain * (bias - stats.mean) + block.norm.bias
+    conv = isinstance(block.affine, nn.Conv2d)
+    stride: Any = block.affine.stride if conv else (1, 1)
+    padding: Any = block.affine.padding if conv else (0, 0)
+    return Folded(weight, bias, stride, padding, block.flatten)
+
+
+def fold_batch(blocks: Blocks, stats: Sequence[BatchStatistics | None]) -> FoldedNetwork:
+    """Fold the clean batch's statistics, which stay in the autograd graph (3.2, step 3)."""
+    return FoldedNetwork(blocks.normalize, tuple(_fold(b, s) for b, s in zip(blocks.blocks, stats, strict=True)))
+
+
+@torch.no_grad()
+def fold_running(blocks: Blocks) -> FoldedNetwork:
+    """Fold the running statistics: the network in evaluation mode, detached."""
+
+    def stats(norm: BatchNorm | None) -> BatchStatistics | None:
+        if norm is None:
+            return None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        return BatchStatistics(norm.running_mean, (norm.running_var + norm.eps).rsqrt())
+
+    folded = fold_batch(blocks, [stats(b.norm) for b in blocks.blocks])
+    layers = tuple(replace(layer, weight=layer.weight.detach(), bias=layer.bias.detach()) for layer in folded.layers)
+    return FoldedNetwork(folded.normalize, layers)
+
+
+def clean_forward(blocks: Blocks, x: Tensor, all_sum: Sum = _identity, world: int = 1) -> tuple[Tensor, list[BatchStatistics | None]]:
+    """The clean training-mode pass (3.2, step 1): logits, and per block the batch statistics, all in the graph.
+
+    Updates the running statistics once. With data-parallel ranks the statistics are those of the global batch.
+    """
+    x = x if blocks.normalize is None else blocks.normalize(x)
+    statistics = list[BatchStatistics | None]()
+    last = len(blocks.blocks) - 1
+    for i, block in enumerate(blocks.blocks):
+        raw = _fold(block, None)
+        x = raw.apply(x, raw.weight, raw.bias)
+        if block.norm is not None:
+            x, stats = _batch_norm(block.norm, x, all_sum, world)
+            statistics.append(stats)
+        else:
+            statistics.append(None)
+        if i < last:
+            x = torch.relu_(x)
+    return x, statistics
+
+
+class _BatchNorm(torch.autograd.Function):
+    """torch's own BN kernels, with gradients also through the batch statistics they computed (torch returns these as constants)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        out, mean, inverse_std = torch.ops.aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        ctx.save_for_backward(x, weight, mean, inverse_std)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return out, mean, inverse_std
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        grad_out, grad_mean, grad_inverse = grads
+        x, weight, mean, inverse_std = ctx.saved_tensors
+        grad_x = grad_weight = grad_bias = None
+        if grad_out is not None:
+            grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+                grad_out, x, weight, None, None, mean, inverse_std, True, ctx.eps, [True, True, True]
+            )
+        if grad_mean is not None or grad_inverse is not None:
+            # d mean / dx = 1/n and d inverse_std / dx = -inverse_std^3 (x - mean) / n: together one affine map of x per channel
+            count = x.numel() // x.shape[1]
+            slope = torch.zeros_like(mean) if grad_inverse is None else -grad_inverse * inverse_std.pow(3) / count
+            offset = -slope * mean if grad_mean is None else grad_mean / count - slope * mean
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            extra = torch.addcmul(offset.view(shape), x, slope.view(shape))
+            grad_x = extra if grad_x is None else grad_x.add_(extra)
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _batch_norm(norm: BatchNorm, x: Tensor, all_sum: Sum, world: int) -> tuple[Tensor, BatchStatistics]:
+    if world == 1:
+        out, mean, inverse_std = _BatchNorm.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+    else:  # exact global moments: mean first, then the spread around it
+        dims = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        mean = all_sum(x.mean(dims)) / world
+        inverse_std = (all_sum((x - mean.view(shape)).square().mean(dims)) / world + norm.eps).rsqrt()
+        gain = norm.weight * inverse_std
+        out = torch.addcmul((norm.bias - gain * mean).view(shape), x, gain.view(shape))
+    with torch.no_grad():
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        count = world * x.numel() // x.shape[1]
+        momentum = norm.momentum if norm.momentum is not None else 0.1
+        norm.num_batches_tracked.add_(1)
+        norm.running_mean.lerp_(mean.detach(), momentum)
+        variance = inverse_std.detach().pow(-2) - norm.eps
+        norm.running_var.lerp_(variance.clamp(min=0) * (count / max(count - 1, 1)), momentum)
+    return out, BatchStatistics(mean, inverse_std)
