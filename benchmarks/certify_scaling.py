@@ -17,9 +17,9 @@ from typing import Any
 
 from sections import context, write_section
 
-from cure_ray.certify.balls import Certifier
-from cure_ray.certify.engines import make_engine
-from cure_ray.certify.job import CascadeSettings, Job, plan
+from cure_ray.certification.balls import Certifier
+from cure_ray.certification.engines import make_engine
+from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster.certification import Subject, certify_shards
 from cure_ray.cluster.session import session
 from cure_ray.config import resolve

@@ -14,7 +14,7 @@ import torch
 from sections import context, write_section
 
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.transformations import GeometricSettings, certify_geometric
+from cure_ray.certification.transformations import GeometricSettings, certify_geometric
 from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
 from cure_ray.runs.checkpoints import Checkpoint, load_checkpoint

@@ -16,9 +16,9 @@ from sections import context, write_section
 
 from cure_ray.bounds.native.compiled import flatten_images
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.boxes import box_margins
-from cure_ray.certify.patches import PatchSettings, certify_patch
-from cure_ray.certify.windows import clean_pass, patch_margins, positions
+from cure_ray.certification.boxes import box_margins
+from cure_ray.certification.patches import PatchSettings, certify_patch
+from cure_ray.certification.windows import clean_pass, patch_margins, positions
 from cure_ray.data.images import load_dataset
 from cure_ray.threats.patches import Patch
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from common import context, parser, percent, start, table, title
 
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.balls import certify_batch
-from cure_ray.certify.job import CascadeSettings
+from cure_ray.certification.balls import certify_batch
+from cure_ray.certification.job import CascadeSettings
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS
 

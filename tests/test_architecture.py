@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
-    "errors", "seeding", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange", "certify",
+    "errors", "seeding", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange", "certification",
     "results", "search", "cluster", "commands", "cli", "__main__",
 )  # fmt: skip
 OUTSIDE = {

@@ -17,11 +17,11 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from cure_ray.certify.balls import Certifier
-from cure_ray.certify.engines import make_engine
-from cure_ray.certify.job import Shard
-from cure_ray.certify.shard import certify_shard
-from cure_ray.certify.verdict import Verdict
+from cure_ray.certification.balls import Certifier
+from cure_ray.certification.engines import make_engine
+from cure_ray.certification.job import Shard
+from cure_ray.certification.shard import certify_shard
+from cure_ray.certification.verdict import Verdict
 from cure_ray.cluster.session import Need, require, session
 from cure_ray.data.samples import Samples
 from cure_ray.errors import SoundnessError, UserError

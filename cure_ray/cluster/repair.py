@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cure_ray.certify.engines import engine_version
-from cure_ray.certify.job import CascadeSettings, Job, Shard, plan
+from cure_ray.certification.engines import engine_version
+from cure_ray.certification.job import CascadeSettings, Job, Shard, plan
 from cure_ray.cluster.certification import Subject, certify_shards
 from cure_ray.config import Experiment
 from cure_ray.data.images import load_dataset

@@ -11,7 +11,7 @@ from cure_ray.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from cure_ray.certify.job import CascadeSettings, Job, Shard
+    from cure_ray.certification.job import CascadeSettings, Job, Shard
     from cure_ray.commands.certify_reporter import Reporter
     from cure_ray.commands.certify_subject import Subject
     from cure_ray.results.store import Store
@@ -74,7 +74,7 @@ def certify(
     import torch
 
     from cure_ray import seeding
-    from cure_ray.certify.families import check_feasible
+    from cure_ray.certification.families import check_feasible
     from cure_ray.commands.certify_options import cascade_settings
     from cure_ray.commands.certify_reporter import Reporter
     from cure_ray.commands.certify_subject import load_subject
@@ -162,9 +162,9 @@ def _task(
     subject: "Subject", threats: "list[Ball]", settings: "CascadeSettings", indices: list[int], split: str, engine: str,
     seed: int, union_only: bool, device: "torch.device", root: str, many: bool, workers: int,
 ) -> _Task:  # fmt: skip
-    from cure_ray.certify.balls import Certifier
-    from cure_ray.certify.engines import make_engine
-    from cure_ray.certify.job import Job, plan
+    from cure_ray.certification.balls import Certifier
+    from cure_ray.certification.engines import make_engine
+    from cure_ray.certification.job import Job, plan
     from cure_ray.commands.certify_subject import describe
     from cure_ray.results.store import Store
 
@@ -182,9 +182,9 @@ def _task(
 
 
 def _certify_here(tasks: list[_Task], store: "Store", device: "torch.device", bundles: Path, reporter: "Reporter") -> None:
-    from cure_ray.certify.balls import Certifier
-    from cure_ray.certify.engines import make_engine
-    from cure_ray.certify.shard import certify_shard
+    from cure_ray.certification.balls import Certifier
+    from cure_ray.certification.engines import make_engine
+    from cure_ray.certification.shard import certify_shard
     from cure_ray.runs.run import StoppedError
 
     finished = 0
@@ -249,8 +249,8 @@ def _cross_check(
     engine: str, subject: "Subject", threats: "list[Ball]", table: Any, digest: str, indices: set[int], settings: "CascadeSettings",
     seed: int, device: "torch.device",
 ) -> None:  # fmt: skip
-    from cure_ray.certify.crosscheck import cross_check
-    from cure_ray.certify.engines import make_engine
+    from cure_ray.certification.crosscheck import cross_check
+    from cure_ray.certification.engines import make_engine
     from cure_ray.threats.balls import Ball
 
     other = make_engine(engine, subject.network.cpu(), device, tuple(subject.samples.images.shape[1:]))

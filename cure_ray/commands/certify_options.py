@@ -1,6 +1,6 @@
 """Options of `cure-ray certify` as the library's own types."""
 
-from cure_ray.certify.job import DEFAULT_STAGES, CascadeSettings
+from cure_ray.certification.job import DEFAULT_STAGES, CascadeSettings
 from cure_ray.config import Certification
 from cure_ray.errors import UserError
 

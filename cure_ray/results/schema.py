@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
+from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.errors import UserError
 
 _COLUMNS: tuple[tuple[str, pa.DataType, bool, str], ...] = (

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cure_ray.certify.job import Job, Shard
-from cure_ray.certify.verdict import SCHEMA_VERSION, Verdict
+from cure_ray.certification.job import Job, Shard
+from cure_ray.certification.verdict import SCHEMA_VERSION, Verdict
 from cure_ray.errors import UserError
 from cure_ray.results.files import Files
 from cure_ray.results.schema import KEY, SCHEMA, check_schema, to_table

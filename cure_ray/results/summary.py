@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cure_ray.certify.job import CASCADE
-from cure_ray.certify.verdict import SKIPPED, Status
+from cure_ray.certification.job import CASCADE
+from cure_ray.certification.verdict import SKIPPED, Status
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import named_samples
 from cure_ray.results.statistics import wilson

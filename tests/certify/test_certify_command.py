@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cure_ray.certify import shard as runner
+from cure_ray.certification import shard as runner
 from cure_ray.commands import certify as command
 from cure_ray.config import parse_experiment
 from cure_ray.errors import UserError
@@ -167,7 +167,7 @@ def test_a_checkpoint_brings_its_threats_of_every_family(tmp_path: Path) -> None
 
 def test_a_grid_is_weighed_by_the_images_there_are(foreign: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A file brings all its images, whatever number an experiment would take, and never more than it has."""
-    from cure_ray.certify import families as perturbations
+    from cure_ray.certification import families as perturbations
 
     seen: list[int] = []
     monkeypatch.setattr(perturbations, "check_budget", lambda transformation, images, settings: seen.append(images))
@@ -190,7 +190,7 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
     script = (
         "import sys, certify_tiny\n"
         "from pathlib import Path\n"
-        "from cure_ray.certify import job as settings\n"
+        "from cure_ray.certification import job as settings\n"
         "from cure_ray.commands.certify import certify\n"
         "from cure_ray.runs.run import StoppedError\n"
         "plan = settings.plan\n"

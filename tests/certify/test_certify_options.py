@@ -2,7 +2,7 @@
 
 import pytest
 
-from cure_ray.certify.job import CASCADE, DEFAULT_STAGES, CascadeSettings
+from cure_ray.certification.job import CASCADE, DEFAULT_STAGES, CascadeSettings
 from cure_ray.commands.certify_options import LONG, cascade_settings, parse_seconds
 from cure_ray.config import Certification
 from cure_ray.errors import UserError

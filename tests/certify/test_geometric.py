@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify import transformations as geometric
-from cure_ray.certify.boxes import BoxDomain, box_margins, proven, separate_margins
-from cure_ray.certify.cells import starting_cells
-from cure_ray.certify.transformations import GeometricSettings, certify_geometric
-from cure_ray.certify.verdict import Status
+from cure_ray.certification import transformations as geometric
+from cure_ray.certification.boxes import BoxDomain, box_margins, proven, separate_margins
+from cure_ray.certification.cells import starting_cells
+from cure_ray.certification.transformations import GeometricSettings, certify_geometric
+from cure_ray.certification.verdict import Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.networks.models import Network
 from cure_ray.threats.balls import Ball

@@ -4,10 +4,10 @@ from torch import Tensor, nn
 
 from cure_ray.bounds.native.compiled import flatten_images
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.boxes import BoxDomain, box_margins, proven
-from cure_ray.certify.patches import PatchSettings, certify_patch
-from cure_ray.certify.verdict import Status
-from cure_ray.certify.windows import anywhere_margins, clean_pass, patch_margins, positions
+from cure_ray.certification.boxes import BoxDomain, box_margins, proven
+from cure_ray.certification.patches import PatchSettings, certify_patch
+from cure_ray.certification.verdict import Status
+from cure_ray.certification.windows import anywhere_margins, clean_pass, patch_margins, positions
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network, Normalize, cnn7
 from cure_ray.threats.balls import Ball

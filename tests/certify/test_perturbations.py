@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify import families as perturbations
-from cure_ray.certify.balls import Certifier, Outcome
-from cure_ray.certify.families import certify_any, check_feasible, enabled_stages
-from cure_ray.certify.job import CascadeSettings
-from cure_ray.certify.verdict import Status
+from cure_ray.certification import families as perturbations
+from cure_ray.certification.balls import Certifier, Outcome
+from cure_ray.certification.families import certify_any, check_feasible, enabled_stages
+from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.patches import Patch

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cure_ray.certify.sloped import parts_of, pieces, sloped_images
-from cure_ray.certify.transformed import TransformedImages
+from cure_ray.certification.sloped import parts_of, pieces, sloped_images
+from cure_ray.certification.transformed import TransformedImages
 from cure_ray.threats.transformations import Kind, Step, Transformation, root
 
 WIDE: dict[Kind, float] = {"R": 0.6, "Tu": 3.0, "Tv": 3.0, "Sc": 0.4, "Sh": 0.5, "C": 1.0, "B": 0.6}

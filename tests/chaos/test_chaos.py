@@ -24,8 +24,8 @@ import yaml
 from cluster_helpers import files_of, own_processes, tiny
 from optuna.trial import TrialState
 
-from cure_ray.certify.engines import make_engine
-from cure_ray.certify.job import CascadeSettings, Job, plan
+from cure_ray.certification.engines import make_engine
+from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
 from cure_ray.cluster.session import EMBEDDED_ENVIRONMENT, ENVIRONMENT
 from cure_ray.cluster.training.workers import train_parallel

@@ -12,8 +12,8 @@ import ray
 import torch
 from cluster_helpers import own_processes, tiny
 
-from cure_ray.certify.engines import make_engine
-from cure_ray.certify.job import CascadeSettings, Job, plan
+from cure_ray.certification.engines import make_engine
+from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
 from cure_ray.cluster.session import Session
 from cure_ray.data.images import load_dataset

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cure_ray.attacks import AttackSettings
-from cure_ray.certify.job import CascadeSettings, Job, Shard, plan
-from cure_ray.certify.verdict import SCHEMA_VERSION, Status, Verdict
+from cure_ray.certification.job import CascadeSettings, Job, Shard, plan
+from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import fsck
 from cure_ray.results.schema import SCHEMA, documentation, from_table, to_table

@@ -1,9 +1,9 @@
 """Deliberate mistakes in transformations, patches and the cascade: what is wrong, file, text (it occurs once), replacement."""
 
 IMAGES = "threats/warps.py"
-CELLS, GEOMETRIC, POINTS = "certify/cells.py", "certify/transformations.py", "certify/transformed.py"
-SLOPED = "certify/sloped.py"
-WINDOWS, PATCH, BOXES = "certify/windows.py", "certify/patches.py", "certify/boxes.py"
+CELLS, GEOMETRIC, POINTS = "certification/cells.py", "certification/transformations.py", "certification/transformed.py"
+SLOPED = "certification/sloped.py"
+WINDOWS, PATCH, BOXES = "certification/windows.py", "certification/patches.py", "certification/boxes.py"
 PERTURBED = [
     (
         "difference of intervals: the wrong ends",
@@ -205,7 +205,7 @@ PERTURBED = [
     ),
 ]
 
-CASCADE_FILE = "certify/balls.py"
+CASCADE_FILE = "certification/balls.py"
 CASCADE = [
     ("cascade: one margin is enough", CASCADE_FILE, "bool((row > 0).all())", "bool((row > 0).any())"),
     ("cascade: zero is proven", CASCADE_FILE, "bool((row > 0).all())", "bool((row >= 0).all())"),

@@ -85,8 +85,8 @@ SCRIPTS: list[tuple[dict[str, list[float]], str, str]] = [
 
 def check_scripts() -> None:
     """Certified exactly where one stage proves all margins of this very sample; NaN and inf are errors; a wrong class is never proven."""
-    from cure_ray.certify.balls import Certifier
-    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.certification.balls import Certifier
+    from cure_ray.certification.job import CascadeSettings
     from cure_ray.threats.balls import Ball
 
     x, y = samples(len(SCRIPTS))
@@ -111,8 +111,8 @@ def check_scripts() -> None:
 
 def check_branching() -> None:
     """Branch and bound proves only with all margins, and only when it was given time."""
-    from cure_ray.certify.balls import Certifier
-    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.certification.balls import Certifier
+    from cure_ray.certification.job import CascadeSettings
     from cure_ray.threats.balls import Ball
 
     x, y = samples(3)
@@ -124,8 +124,8 @@ def check_branching() -> None:
 
 def check_union() -> None:
     """A sample is in the union iff it is certified under every threat; what was skipped is not certified."""
-    from cure_ray.certify.balls import Certifier
-    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.certification.balls import Certifier
+    from cure_ray.certification.job import CascadeSettings
     from cure_ray.threats.balls import Ball
 
     class PerNorm(ScriptedEngine):
@@ -154,8 +154,8 @@ def steep() -> nn.Sequential:
 
 def check_alarms() -> None:
     """A lie is caught: a broken sample called certified, and a bound slightly above the margin of a real image. Witnesses are real."""
-    from cure_ray.certify.balls import Certifier
-    from cure_ray.certify.job import CascadeSettings
+    from cure_ray.certification.balls import Certifier
+    from cure_ray.certification.job import CascadeSettings
     from cure_ray.errors import SoundnessError
     from cure_ray.threats.balls import Ball
 

@@ -92,7 +92,7 @@ def check_boxes() -> None:
     """Margins over boxes are below those of their points; what counts as proven is finite and positive everywhere."""
     from cure_ray.bounds.native.compiled import flatten_images
     from cure_ray.bounds.native.engine import NativeEngine
-    from cure_ray.certify.boxes import box_margins, proven, separate_margins
+    from cure_ray.certification.boxes import box_margins, proven, separate_margins
 
     case, g = designed_network(0), torch.Generator().manual_seed(0)
     engine = NativeEngine(case.network, "cpu")
@@ -125,7 +125,7 @@ def check_boxes() -> None:
 def _check_exact_boxes() -> None:
     """Without a hidden layer interval bounds are exact, of the differences and of single logits."""
     from cure_ray.bounds.native.engine import NativeEngine
-    from cure_ray.certify.boxes import box_margins, separate_margins
+    from cure_ray.certification.boxes import box_margins, separate_margins
     from cure_ray.networks.models import Network
 
     torch.manual_seed(5)

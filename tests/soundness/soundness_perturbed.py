@@ -27,8 +27,8 @@ def check_windows() -> None:
     """Windows give the bounds of whole images, at every position; the bound for all positions together is below each."""
     from cure_ray.bounds.native.compiled import flatten_images
     from cure_ray.bounds.native.engine import NativeEngine
-    from cure_ray.certify.boxes import BoxDomain
-    from cure_ray.certify.windows import anywhere_margins, clean_pass, patch_margins, positions
+    from cure_ray.certification.boxes import BoxDomain
+    from cure_ray.certification.windows import anywhere_margins, clean_pass, patch_margins, positions
     from cure_ray.threats.balls import Ball
 
     g = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ def convolutional_detector() -> nn.Sequential:
 def check_patch() -> None:
     """A network that one pixel breaks is not certified wherever that pixel is; what cannot be broken is; witnesses are real."""
     from cure_ray.bounds.native.engine import NativeEngine
-    from cure_ray.certify import patches as patch
+    from cure_ray.certification import patches as patch
     from cure_ray.errors import SoundnessError
 
     y, dark = torch.zeros(4, dtype=torch.long), torch.zeros(1, 4, 4)
@@ -171,7 +171,7 @@ def _expect(kind: type[Exception], run: object) -> None:
 
 def check_cells() -> None:
     """A range cut in halves again and again ends in every leaf, once, and leaves share their edges."""
-    from cure_ray.certify.cells import split, starting_cells
+    from cure_ray.certification.cells import split, starting_cells
     from cure_ray.threats.transformations import parse_transformation
 
     transformation = parse_transformation("Sc(5),R(40),B(0.01)", widths=(0.02, 3.0, 0.01))
@@ -194,7 +194,7 @@ def check_cells() -> None:
 def check_geometric() -> None:
     """A network that one narrow part of the range breaks is not certified, wherever that part is; margins hold at every parameter."""
     from cure_ray.bounds.native.engine import NativeEngine
-    from cure_ray.certify import transformations as geometric
+    from cure_ray.certification import transformations as geometric
     from cure_ray.errors import SoundnessError
     from cure_ray.threats.transformations import parse_transformation
 

@@ -16,9 +16,9 @@ TOLERANCE = 1e-11
 def check_sloped() -> None:
     from cure_ray.bounds.native.compiled import flatten_images
     from cure_ray.bounds.native.engine import NativeEngine
-    from cure_ray.certify.boxes import ANY_BOX
-    from cure_ray.certify.sloped import SlopedDomain, sloped_images, sloped_margins
-    from cure_ray.certify.transformed import TransformedImages
+    from cure_ray.certification.boxes import ANY_BOX
+    from cure_ray.certification.sloped import SlopedDomain, sloped_images, sloped_margins
+    from cure_ray.certification.transformed import TransformedImages
     from cure_ray.threats.transformations import parse_transformation, root
 
     g, case = torch.Generator().manual_seed(0), designed_network(0)

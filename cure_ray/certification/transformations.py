@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from cure_ray.bounds.engine import Stage
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.balls import Outcome
-from cure_ray.certify.boxes import box_margins, proven, separate_margins
-from cure_ray.certify.cells import Work, batches, split, starting_cells
-from cure_ray.certify.perturbed import check_clean, raise_unsound
-from cure_ray.certify.sloped import sloped_images, sloped_margins
-from cure_ray.certify.transformed import Parameters, TransformedImages
-from cure_ray.certify.verdict import Status
+from cure_ray.certification.balls import Outcome
+from cure_ray.certification.boxes import box_margins, proven, separate_margins
+from cure_ray.certification.cells import Work, batches, split, starting_cells
+from cure_ray.certification.perturbed import check_clean, raise_unsound
+from cure_ray.certification.sloped import sloped_images, sloped_margins
+from cure_ray.certification.transformed import Parameters, TransformedImages
+from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
 from cure_ray.threats.transformations import Cell, Transformation, cell_at
 from cure_ray.threats.warps import build_warps, describe

@@ -18,8 +18,8 @@ from cure_ray.bounds.engine import Stage
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.problem import NativeProblem
-from cure_ray.certify.boxes import ANY_BOX, BoxDomain
-from cure_ray.certify.transformed import TransformedImages
+from cure_ray.certification.boxes import ANY_BOX, BoxDomain
+from cure_ray.certification.transformed import TransformedImages
 from cure_ray.threats.transformations import Cell, Transformation
 from cure_ray.threats.warps import Ranges, build_warps, effect
 

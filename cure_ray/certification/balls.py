@@ -12,9 +12,9 @@ from cure_ray import seeding
 from cure_ray.attacks import AttackSettings, attack, check_witness, replay_network
 from cure_ray.bounds.arithmetic import out_of_memory
 from cure_ray.bounds.engine import Engine, Problem, Stage
-from cure_ray.certify.bundle import save_bundle
-from cure_ray.certify.job import CascadeSettings
-from cure_ray.certify.verdict import SKIPPED, Status
+from cure_ray.certification.bundle import save_bundle
+from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.verdict import SKIPPED, Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.threats.balls import Ball
 

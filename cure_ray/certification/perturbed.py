@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.balls import CLEAN, Outcome
-from cure_ray.certify.bundle import ThreatLike, save_bundle
-from cure_ray.certify.verdict import Status
+from cure_ray.certification.balls import CLEAN, Outcome
+from cure_ray.certification.bundle import ThreatLike, save_bundle
+from cure_ray.certification.verdict import Status
 from cure_ray.errors import SoundnessError
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from cure_ray.attacks import margin, replay_network
 from cure_ray.bounds.native.compiled import flatten_images
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.balls import Outcome
-from cure_ray.certify.boxes import proven
-from cure_ray.certify.perturbed import check_clean, raise_unsound
-from cure_ray.certify.verdict import Status
-from cure_ray.certify.windows import CleanPass, anywhere_margins, clean_pass, patch_margins, positions
+from cure_ray.certification.balls import Outcome
+from cure_ray.certification.boxes import proven
+from cure_ray.certification.perturbed import check_clean, raise_unsound
+from cure_ray.certification.verdict import Status
+from cure_ray.certification.windows import CleanPass, anywhere_margins, clean_pass, patch_margins, positions
 from cure_ray.threats.patches import Patch, check_size
 
 STAGE = "ibp"

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from cure_ray.bounds.arithmetic import out_of_memory
 from cure_ray.bounds.engine import Engine, Stage
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certify.balls import Certifier, Outcome
-from cure_ray.certify.job import CascadeSettings
-from cure_ray.certify.patches import PatchSettings, certify_patch
-from cure_ray.certify.transformations import GeometricSettings, certify_geometric, check_budget
-from cure_ray.certify.verdict import Status
+from cure_ray.certification.balls import Certifier, Outcome
+from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.patches import PatchSettings, certify_patch
+from cure_ray.certification.transformations import GeometricSettings, certify_geometric, check_budget
+from cure_ray.certification.verdict import Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.threats import Ball, Patch, Threat, Transformation
 

@@ -7,7 +7,7 @@ import torch
 
 from cure_ray import seeding
 from cure_ray.bounds.engine import Engine
-from cure_ray.certify.job import CascadeSettings
+from cure_ray.certification.job import CascadeSettings
 from cure_ray.data.samples import Samples
 from cure_ray.threats.balls import Ball
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cure_ray.attacks import AttackSettings
 from cure_ray.bounds.engine import STAGES
-from cure_ray.certify.verdict import SCHEMA_VERSION
+from cure_ray.certification.verdict import SCHEMA_VERSION
 from cure_ray.errors import UserError, nearest
 from cure_ray.threats.balls import Ball
 
