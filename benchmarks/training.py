@@ -19,9 +19,10 @@ from sections import context, write_section
 from textbook import loss as textbook_loss
 
 from cure_ray.config import Experiment, resolve
+from cure_ray.networks.build import new_network
+from cure_ray.networks.sequence import read_blocks
 from cure_ray.training.epochs import ONE_PROCESS, Learner, _streams
-from cure_ray.training.folding import read_blocks
-from cure_ray.training.loop import new_network, place
+from cure_ray.training.loop import place
 from cure_ray.training.projection import merge
 from cure_ray.training.step import certified_step, natural_step
 

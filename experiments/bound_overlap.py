@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from common import context, parser, start, table, title
 from torch import Tensor
 
+from cure_ray.networks.sequence import read_blocks
 from cure_ray.runs.checkpoints import load_checkpoint
 from cure_ray.threats.transformations import training_transformation
 from cure_ray.training.cgt import draw_range, interval_batch
-from cure_ray.training.folding import FoldedNetwork, fold_running, read_blocks
+from cure_ray.training.folding import FoldedNetwork, fold_running
 from cure_ray.training.propagation import Region, propagate
 
 

@@ -55,6 +55,10 @@ def test_imports_go_one_way(path: Path) -> None:
             assert room in OUTSIDE[top], f"{top} belongs to {sorted(OUTSIDE[top])}, not to {room}"
 
 
+def test_a_checkpoint_can_be_read_without_what_trains() -> None:
+    assert not {name for name in imported(PACKAGE / "runs" / "checkpoints.py") if name.startswith("cure_ray.training")}
+
+
 def test_no_module_unpickles() -> None:
     for path in MODULES:
         assert not imported(path) & {"pickle", "cloudpickle", "dill", "joblib"}, path

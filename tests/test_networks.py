@@ -8,8 +8,8 @@ from torch import nn
 
 from cure_ray.config import load_experiment
 from cure_ray.data.images import MEAN_STD
-from cure_ray.networks.models import Normalize, build_network, cnn7, conv_small, mlp, parameter_count
-from cure_ray.training.loop import new_network
+from cure_ray.networks.build import build_network, new_network
+from cure_ray.networks.models import Normalize, cnn7, conv_small, mlp, parameter_count
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cure_ray.cluster.session import Session, session
 from cure_ray.config import Experiment
+from cure_ray.networks.build import new_network
 from cure_ray.runs.checkpoints import checkpoint_bytes, versions
-from cure_ray.training.loop import new_network
 
 Level = Literal["ok", "warning", "problem"]
 PROBE_SECONDS = 60.0

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from cure_ray.errors import UserError
-from cure_ray.networks.models import Network, Normalize
+from cure_ray.networks.models import Network
+from cure_ray.networks.sequence import folded, read_blocks
 
 OPSET, IR_VERSION = 13, 8  # old enough for every verifier of the last VNN-COMPs
 
@@ -23,21 +23,6 @@ def require_onnx() -> Any:
     except ImportError:
         raise UserError("reading and writing ONNX needs the onnx package: pip install 'cure-ray[export]'") from None
     return onnx
-
-
-def _folded(affine: nn.Conv2d | nn.Linear, norm: nn.BatchNorm1d | nn.BatchNorm2d | None) -> tuple[Tensor, Tensor]:
-    weight = affine.weight.detach().cpu().double()
-    bias = torch.zeros(len(weight), dtype=torch.float64) if affine.bias is None else affine.bias.detach().cpu().double()
-    if norm is not None:
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        gain = (norm.running_var.detach().cpu().double() + norm.eps).rsqrt()
-        shift = torch.zeros_like(gain)
-        if norm.affine:
-            gain, shift = gain * norm.weight.detach().cpu().double(), norm.bias.detach().cpu().double()
-        weight = weight * gain.view(-1, *[1] * (weight.dim() - 1))
-        bias = gain * (bias - norm.running_mean.detach().cpu().double()) + shift
-    return weight, bias
 
 
 class _Graph:
@@ -61,29 +46,24 @@ def onnx_model(network: Network) -> Any:
     """The ONNX model of a network in evaluation mode: input [N, C, H, W] in [0, 1], output [N, classes]."""
     onnx = require_onnx()
     graph = _Graph(onnx)
-    modules = list(network)
-    for position, module in enumerate(modules):
-        follower = modules[position + 1] if position + 1 < len(modules) else None
-        norm = follower if isinstance(follower, nn.BatchNorm1d | nn.BatchNorm2d) else None
-        if isinstance(module, Normalize):
-            graph.add("Sub", [("mean", module.mean.detach().cpu()[None])])
-            graph.add("Div", [("std", module.std.detach().cpu()[None])])
-        elif isinstance(module, nn.Conv2d):
-            weight, bias = _folded(module, norm)
-            top, left = (int(p) for p in module.padding)
-            graph.add(
-                "Conv", [("weight", weight), ("bias", bias)], kernel_shape=list(module.kernel_size), strides=list(module.stride),
-                pads=[top, left, top, left],
-            )  # fmt: skip
-        elif isinstance(module, nn.Linear):
-            weight, bias = _folded(module, norm)
-            graph.add("Gemm", [("weight", weight), ("bias", bias)], transB=1)
-        elif isinstance(module, nn.ReLU):
+    sequence = read_blocks(network)
+    if sequence.normalize is not None:
+        graph.add("Sub", [("mean", sequence.normalize.mean.detach().cpu()[None])])
+        graph.add("Div", [("std", sequence.normalize.std.detach().cpu()[None])])
+    for block in sequence.blocks:
+        if block is not sequence.blocks[0]:
             graph.add("Relu")
-        elif isinstance(module, nn.Flatten):
+        if block.flatten:
             graph.add("Flatten", axis=1)
-        elif not (isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and isinstance(modules[position - 1], nn.Conv2d | nn.Linear)):
-            raise UserError(f"cannot export layer {position}, {type(module).__name__}: only Normalize, affine layers, BN, ReLU and Flatten")
+        weight, bias = folded(block)
+        if isinstance(block.affine, nn.Conv2d):
+            top, left = (int(p) for p in block.affine.padding)
+            graph.add(
+                "Conv", [("weight", weight), ("bias", bias)], kernel_shape=list(block.affine.kernel_size),
+                strides=list(block.affine.stride), pads=[top, left, top, left],
+            )  # fmt: skip
+        else:
+            graph.add("Gemm", [("weight", weight), ("bias", bias)], transB=1)
     graph.nodes[-1].output[0] = "logits"
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     proto = helper.make_graph(

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cure_ray import seeding
-from cure_ray.config import Dataset, NetworkConfig
-
 
 class Normalize(nn.Module):
     """(x - mean) / std per channel. The constants are part of the architecture, not of the state dict."""
@@ -120,21 +117,6 @@ def ibp_init(network: nn.Sequential, generator: torch.Generator | None = None) -
     for layer in affine[:-1]:
         fan_in = layer.weight[0].numel()
         layer.weight.normal_(0.0, math.sqrt(2 * math.pi) / fan_in, generator=generator)
-
-
-def build_network(config: NetworkConfig, dataset: Dataset, mean: Sequence[float], std: Sequence[float], seed: int) -> Network:
-    """The configured network for a data set, initialised from its own random stream."""
-    shape, classes = dataset.input_shape, dataset.num_classes
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeding.derive(seed, "init"))
-        if config.name == "cnn7":
-            network = cnn7(shape, classes, mean, std, config.width, config.last_conv_stride)
-        else:
-            make = conv_small if config.name == "conv-small" else mlp
-            network = make(shape, classes, mean, std, config.width, config.batch_norm)
-    if config.init == "ibp":
-        ibp_init(network, seeding.generator("cpu", seed, "ibp_init"))
-    return network
 
 
 def parameter_count(network: nn.Module) -> int:

@@ -19,8 +19,8 @@ from torch import Tensor
 import cure_ray
 from cure_ray.config import Experiment, parse_experiment
 from cure_ray.errors import UserError
+from cure_ray.networks.build import new_network
 from cure_ray.networks.models import Network
-from cure_ray.training.loop import new_network
 
 FORMAT = "cure_ray-checkpoint-1"
 WEIGHTS, META = "weights.safetensors", "meta.json"

@@ -21,6 +21,7 @@ from cure_ray import seeding
 from cure_ray.config import Experiment, dump_experiment, load_experiment
 from cure_ray.data.images import Images, load_dataset
 from cure_ray.errors import NoRoomError, UserError, storage_full
+from cure_ray.networks.build import new_network
 from cure_ray.runs.checkpoints import (
     Checkpoint,
     checkpoint_bytes,
@@ -34,7 +35,7 @@ from cure_ray.runs.metrics import METRICS, rewind_metrics
 from cure_ray.runs.progress import TrainingReporter
 from cure_ray.training.epochs import DivergedError, Learner
 from cure_ray.training.evaluation import evaluate
-from cure_ray.training.loop import Progress, natural_learner, new_network, place, prefers_channels_last, serial_epoch, snapshot, start
+from cure_ray.training.loop import Progress, natural_learner, place, prefers_channels_last, serial_epoch, snapshot, start
 
 
 class StoppedError(Exception):

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray.config import Experiment
+from cure_ray.networks.sequence import Blocks
 from cure_ray.threats.transformations import Transformation, training_transformation
 from cure_ray.threats.warps import Ranges, build_warps, pixel_columns, transformed
-from cure_ray.training.folding import Blocks, clean_forward, fold_batch
+from cure_ray.training.folding import clean_forward, fold_batch
 from cure_ray.training.losses import robust_cross_entropy
 from cure_ray.training.propagation import Region, propagate, upper_bounds
 from cure_ray.training.step import Ranks, StepResult, _finish

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cure_ray import seeding
 from cure_ray.config import Experiment
 from cure_ray.data.images import AugmentationTable, Images, augmented_batch
+from cure_ray.networks.sequence import read_blocks
 from cure_ray.training.cgt import cgt_step
-from cure_ray.training.folding import read_blocks
 from cure_ray.training.region import Noise
 from cure_ray.training.schedules import learning_rate, radius_fraction
 from cure_ray.training.step import Ranks, StepResult, Streams, certified_step, natural_step, standard_step

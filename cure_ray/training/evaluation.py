@@ -5,8 +5,9 @@ from torch import nn
 
 from cure_ray.config import Experiment
 from cure_ray.data.images import Images
+from cure_ray.networks.sequence import read_blocks
 from cure_ray.threats.norms import NORMS
-from cure_ray.training.folding import fold_running, read_blocks
+from cure_ray.training.folding import fold_running
 from cure_ray.training.propagation import certified, full_region, propagate, upper_bounds
 
 

@@ -1,4 +1,4 @@
-"""A network as training sees it: blocks (affine, BN, ReLU), the clean pass, and BN folded into its affine layer.
+"""A network as training sees it: the clean pass, and BN folded into its affine layer with the statistics in the autograd graph.
 
 BN is folded before anything is propagated, with the clean batch's statistics in training and the running ones elsewhere: one pass
 over weights instead of two over activations (docs/decisions/0002).
@@ -13,52 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cure_ray.networks.models import Normalize
+from cure_ray.networks.sequence import BatchNorm, Block, Blocks, ChannelMap, bias_of
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor over data-parallel ranks, differentiably
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 def _identity(tensor: Tensor) -> Tensor:
     return tensor
-
-
-@dataclass(frozen=True)
-class Block:
-    """One affine layer, its BN if it has one; a ReLU follows every block but the last. `flatten` comes before it."""
-
-    affine: nn.Conv2d | nn.Linear
-    norm: BatchNorm | None
-    flatten: bool
-
-
-@dataclass(frozen=True)
-class Blocks:
-    normalize: Normalize | None
-    blocks: tuple[Block, ...]
-
-
-def read_blocks(network: nn.Sequential) -> Blocks:
-    """The block structure of a sequential network; refuses by name what it cannot propagate."""
-    normalize, blocks, flatten, expect_relu = None, list[Block](), False, False
-    for module in network:
-        if isinstance(module, Normalize) and not blocks and normalize is None:
-            normalize = module
-        elif isinstance(module, nn.Flatten):
-            flatten = True
-        elif isinstance(module, nn.Conv2d | nn.Linear) and not expect_relu:
-            if isinstance(module, nn.Conv2d) and (module.groups != 1 or module.dilation != (1, 1) or isinstance(module.padding, str)):
-                raise ValueError(f"{module}: only plain convolutions (no groups, no dilation) are supported")
-            blocks.append(Block(module, None, flatten))
-            flatten, expect_relu = False, True
-        elif isinstance(module, BatchNorm) and expect_relu and blocks[-1].norm is None:
-            blocks[-1] = Block(blocks[-1].affine, module, blocks[-1].flatten)
-        elif isinstance(module, nn.ReLU) and expect_relu:
-            expect_relu = False
-        else:
-            raise ValueError(f"cannot read {type(module).__name__} here: expected Normalize, (affine, BN, ReLU)..., affine")
-    if not blocks or not expect_relu or blocks[-1].norm is not None:
-        raise ValueError("a classifier ends in an affine layer without BN or ReLU")
-    return Blocks(normalize, tuple(blocks))
 
 
 @dataclass(frozen=True)
@@ -135,14 +96,9 @@ class BatchStatistics:
 
 
 def _fold(block: Block, stats: BatchStatistics | None) -> Folded:
-    weight: Tensor = block.affine.weight
-    bias: Tensor | None = block.affine.bias
-    if bias is None:
-        bias = weight.new_zeros(weight.shape[0])
+    weight, bias = block.affine.weight, bias_of(block.affine)
     if stats is not None and block.norm is not None:
-        gain = block.norm.weight * stats.inverse_std
-        weight = weight * gain.view(-1, *[1] * (weight.dim() - 1))
-        bias = gain * (bias - stats.mean) + block.norm.bias
+        weight, bias = ChannelMap(block.norm.weight * stats.inverse_std, stats.mean, block.norm.bias).fold(weight, bias)
     conv = isinstance(block.affine, nn.Conv2d)
     stride: Any = block.affine.stride if conv else (1, 1)
     padding: Any = block.affine.padding if conv else (0, 0)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.config import Experiment
-from cure_ray.data.images import MEAN_STD, Images
-from cure_ray.networks.models import Network, build_network
+from cure_ray.data.images import Images
+from cure_ray.networks.build import new_network
 from cure_ray.training.epochs import Learner, Tick, run_epoch, silent
 from cure_ray.training.projection import Merge, merge
 
@@ -22,10 +22,6 @@ class Progress:
     epoch: int
     ct: Learner
     nt: Learner | None = None
-
-
-def new_network(experiment: Experiment) -> Network:
-    return build_network(experiment.network, experiment.dataset, *MEAN_STD[experiment.dataset.name], experiment.seed)
 
 
 def prefers_channels_last(experiment: Experiment) -> bool:

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray.config import Experiment, Training
+from cure_ray.networks.sequence import Blocks
 from cure_ray.threats.norms import Norm, P
 from cure_ray.training import losses as objectives
-from cure_ray.training.folding import Blocks, FoldedNetwork, clean_forward, fold_batch, fold_running
+from cure_ray.training.folding import FoldedNetwork, clean_forward, fold_batch, fold_running
 from cure_ray.training.propagation import Propagated, Region, propagate, upper_bounds
 from cure_ray.training.region import Noise, RegionSpec, build_regions
 from cure_ray.training.regularizers import l1_norm, warmup

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cure_ray.networks.models import Network, Normalize
-from cure_ray.training.folding import _BatchNorm, clean_forward, fold_batch, fold_running, read_blocks
+from cure_ray.networks.sequence import read_blocks
+from cure_ray.training.folding import _BatchNorm, clean_forward, fold_batch, fold_running
 from cure_ray.training.propagation import Region, certified, dual_norm_of_rows, full_region, interval_relu, propagate, upper_bounds
 
 
@@ -257,8 +258,8 @@ def test_certified_is_strict_and_ignores_the_label_column() -> None:
     ("layers", "says"),
     [
         ([nn.Flatten(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)], "Sigmoid"),
-        ([nn.Flatten(), nn.Linear(4, 4), nn.ReLU()], "ends in an affine layer"),
-        ([nn.Conv2d(2, 2, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)], "no groups"),
+        ([nn.Flatten(), nn.Linear(4, 4), nn.ReLU()], "ends in a Linear"),
+        ([nn.Conv2d(2, 2, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)], "nor groups"),
     ],
 )
 def test_structures_it_cannot_bound_are_refused_by_name(layers: list[nn.Module], says: str) -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 from cure_ray.config import Dataset
 from cure_ray.data.images import load_dataset
 from cure_ray.networks.models import Network, conv_small, mlp
-from cure_ray.training.folding import fold_batch, read_blocks
+from cure_ray.networks.sequence import read_blocks
+from cure_ray.training.folding import fold_batch
 from cure_ray.training.propagation import Region, propagate, upper_bounds
 
 

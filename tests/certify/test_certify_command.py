@@ -19,12 +19,12 @@ from cure_ray.certification import shard as runner
 from cure_ray.commands import certify as command
 from cure_ray.config import parse_experiment
 from cure_ray.errors import UserError
+from cure_ray.networks.build import new_network
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
 from cure_ray.runs.checkpoints import save_checkpoint
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.text import parse_balls
-from cure_ray.training.loop import new_network
 
 
 def certify(**options: Any) -> None:

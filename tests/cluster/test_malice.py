@@ -14,9 +14,9 @@ from cluster_helpers import tiny
 
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
+from cure_ray.networks.build import new_network
 from cure_ray.runs.checkpoints import load_checkpoint, save_checkpoint
 from cure_ray.search.space import load_sweep
-from cure_ray.training.loop import new_network
 
 TOUCHED = str(Path(tempfile.mkdtemp()) / "cure_ray_was_here")
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -8,11 +8,11 @@ BOUNDS = [
     ("linf: radius added", "threats/geometry.py", "- _dot(A.abs(), radius)", "+ _dot(A.abs(), radius)"),
     (
         "BatchNorm not folded into the weights",
-        "bounds/native/compiled.py",
-        "weight = weight * gain.view",
-        "weight = weight * (gain * 0 + 1).view",
+        "networks/sequence.py",
+        "weight * self.gain.view",
+        "weight * (self.gain * 0 + 1).view",
     ),
-    ("BatchNorm mean forgotten", "bounds/native/compiled.py", "gain * (bias - mean) + shift", "gain * bias + shift"),
+    ("BatchNorm mean forgotten", "networks/sequence.py", "self.gain * (bias - self.mean) + self.shift", "self.gain * bias + self.shift"),
     (
         "eps after normalisation: weights not divided",
         "bounds/native/compiled.py",

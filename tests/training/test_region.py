@@ -7,8 +7,9 @@ from torch import Tensor
 
 from cure_ray import seeding
 from cure_ray.config import Attack
-from cure_ray.training.folding import fold_running, read_blocks
-from cure_ray.training.loop import new_network
+from cure_ray.networks.build import new_network
+from cure_ray.networks.sequence import read_blocks
+from cure_ray.training.folding import fold_running
 from cure_ray.training.region import Noise, RegionSpec, _Range, attack_offsets, build_regions, step_sizes
 
 NETWORK = new_network(experiment()).eval()

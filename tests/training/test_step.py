@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from helpers import batch, experiment, streams
 
 from cure_ray.config import METHODS, resolve
+from cure_ray.networks.build import new_network
+from cure_ray.networks.sequence import read_blocks
 from cure_ray.training.epochs import ONE_PROCESS
-from cure_ray.training.folding import clean_forward, fold_batch, read_blocks
-from cure_ray.training.loop import new_network
+from cure_ray.training.folding import clean_forward, fold_batch
 from cure_ray.training.losses import robust_cross_entropy
 from cure_ray.training.propagation import propagate, upper_bounds
 from cure_ray.training.region import RegionSpec, build_regions

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from cure_ray.bounds.native.affine import Affine, Shape
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Normalize
+from cure_ray.networks.sequence import Block, UnreadableNetworkError, bias_of, folded, read_blocks, running_map
 
-KNOWN = (Normalize, nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten)
 ADVICE = "The engine 'auto_lirpa' handles general graphs."
 
 
@@ -49,38 +49,14 @@ class Compiled:
         return self.layers[-1](x_BN)
 
 
-def _modules(network: nn.Module) -> list[nn.Module]:
-    # A subclass of Sequential with a forward of its own (a residual block, say) is not a sequence.
-    if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
-        return [m for child in network for m in _modules(child)]
-    return [network]
-
-
-def _refuse(index: int, module: nn.Module, why: str) -> UserError:
-    return UserError(f"layer {index} ({type(module).__name__}): {why}. {ADVICE}")
-
-
-def _check_conv(index: int, conv: nn.Conv2d) -> None:
-    if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
-        raise _refuse(index, conv, "the native engine needs numeric zero padding")
-    if any(d != 1 for d in conv.dilation) or conv.groups != 1:
-        raise _refuse(index, conv, "the native engine handles neither dilation nor groups")
-
-
-def _tensor64(t: Tensor | None, size: int) -> Tensor:
-    return torch.zeros(size, dtype=torch.float64) if t is None else t.detach().cpu().double()
-
-
-def _fold_batch_norm(weight: Tensor, bias: Tensor, scale: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
-    if norm.running_mean is None or norm.running_var is None:
-        raise UserError("a BatchNorm layer has no running statistics: certification needs fixed ones")
-    size = weight.shape[0]
-    mean, variance = _tensor64(norm.running_mean, size), _tensor64(norm.running_var, size)
-    gain = torch.ones(size, dtype=torch.float64) if norm.weight is None else _tensor64(norm.weight, size)
-    shift = _tensor64(norm.bias, size)
-    gain = gain / (variance + norm.eps).sqrt()
-    weight = weight * gain.view(-1, *[1] * (weight.dim() - 1))
-    return weight, gain * (bias - mean) + shift, gain.abs() * (scale + mean.abs()) + shift.abs()
+def _folded(block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, bias, and the sum of sizes the bias was made of: what its rounding error is a share of."""
+    weight, bias = folded(block)
+    if block.norm is None:
+        return weight, bias, bias.abs()
+    scale = bias_of(block.affine).detach().cpu().double().abs()
+    norm = running_map(block.norm)
+    return weight, bias, norm.gain.abs() * (scale + norm.mean.abs()) + norm.shift.abs()
 
 
 def _affine(
@@ -112,56 +88,23 @@ def _affine(
 @torch.no_grad()
 def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
     """Read a sequential network into affine maps, in float64 on the CPU. Raises UserError for anything not understood."""
-    modules = [m for m in _modules(network) if type(m) not in (nn.Identity, nn.Dropout, nn.Dropout2d)]
     if any(m.training for m in network.modules()):
         raise UserError("the network is in train mode: call network.eval() first, bounds hold for running statistics only")
     check_finite(network)
+    try:
+        sequence = read_blocks(network, flat=len(input_shape) == 1)
+    except UnreadableNetworkError as error:
+        raise UserError(f"{error}. {ADVICE}") from None
     layers: list[Affine] = []
-    normalize: Normalize | None = None
-    shape, flat, activated, index = input_shape, len(input_shape) == 1, True, 0
-    while index < len(modules):
-        module = modules[index]
-        position = index
-        index += 1
-        # Exact types: a subclass may compute something else.
-        if type(module) not in KNOWN:
-            raise _refuse(position, module, "the native engine does not know this layer")
-        if isinstance(module, Normalize):
-            if layers or normalize is not None or flat:
-                raise _refuse(position, module, "Normalize is understood only as the first layer")
-            normalize = module
-        elif isinstance(module, nn.Flatten):
-            if (module.start_dim, module.end_dim) != (1, -1):
-                raise _refuse(position, module, "only a Flatten of everything but the batch is understood")
-            flat = True
-        elif isinstance(module, nn.ReLU):
-            if not layers or activated:
-                raise _refuse(position, module, "a ReLU must follow an affine layer")
-            activated = True
-        elif isinstance(module, nn.Conv2d | nn.Linear):
-            if not activated:
-                raise _refuse(position, module, "two affine layers without a ReLU between them")
-            if isinstance(module, nn.Conv2d):
-                _check_conv(position, module)
-            if flat == isinstance(module, nn.Conv2d):
-                raise _refuse(position, module, "Conv2d needs images and Linear needs a Flatten before it")
-            wanted = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
-            given = shape[0] if isinstance(module, nn.Conv2d) else math.prod(shape)
-            if wanted != given:
-                raise UserError(f"layer {position} expects {wanted} inputs, the {shape} before it give {given}")
-            weight = module.weight.detach().cpu().double()
-            bias = _tensor64(module.bias, weight.shape[0])
-            scale = bias.abs()
-            follower = modules[index] if index < len(modules) else None
-            if isinstance(follower, nn.BatchNorm1d | nn.BatchNorm2d):
-                weight, bias, scale = _fold_batch_norm(weight, bias, scale, follower)
-                index += 1
-            layers.append(_affine(module, weight, bias, scale, shape, normalize if not layers else None))
-            shape, activated = layers[-1].out_shape, False
-        else:
-            raise _refuse(position, module, "BatchNorm is understood only directly after Conv2d or Linear")
-    if not layers or layers[-1].is_conv or activated:
-        raise UserError(f"the native engine needs a network that ends in a Linear layer. {ADVICE}")
+    shape = input_shape
+    for block in sequence.blocks:
+        module = block.affine
+        wanted = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
+        given = shape[0] if isinstance(module, nn.Conv2d) else math.prod(shape)
+        if wanted != given:
+            raise UserError(f"layer {block.position} expects {wanted} inputs, the {shape} before it give {given}")
+        layers.append(_affine(module, *_folded(block), shape, sequence.normalize if not layers else None))
+        shape = layers[-1].out_shape
     for position, layer in enumerate(layers):
         if not (torch.isfinite(layer.weight).all() and torch.isfinite(layer.bias_N).all()):
             raise UserError(f"affine layer {position} is not finite after folding: nothing can be certified")
