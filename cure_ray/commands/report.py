@@ -34,19 +34,15 @@ def report(
     The claim, the union table with intervals and paired tests, trade-offs, stages and budgets, which norms fail together, learning
     curves, and a gallery of images with their margins and counterexamples. Every number links to the file it came from.
     """
-    from cure_ray.results.frames import load
-    from cure_ray.results.report.build import report_path, write_loaded
-    from cure_ray.results.tables import BASELINE_NOTE, compact_table
+    from cure_ray.api.results import load_results
+    from cure_ray.results.tables import BASELINE_NOTE
 
-    for folder in runs:
-        if not folder.is_dir():
-            raise typer.BadParameter(f"{folder} is not a directory", param_hint="--runs")
-    loaded = load(directory, threat, checkpoint, runs, names)
-    table = compact_table(loaded.study, baseline)
+    results = load_results(directory, threats=threat, checkpoints=checkpoint, runs=runs, by_name=names)
+    table = results.table(baseline)
     seeds = ", mean ± deviation over seeds" if (table["seeds"] > 1).any() else ""
     print(f"certified accuracy in %{seeds}, 95 % Wilson intervals")
     print(table.to_string(index=False))
     if baseline is not None:
         print(BASELINE_NOTE)
-    path = write_loaded(loaded, report_path(directory, out), data_dir, runs, images)
+    path = results.report(out, images=images, runs=runs, data_dir=data_dir)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -27,20 +27,17 @@ def sweep(
 
     Examples: `cure-ray sweep sweeps/smoke.yaml`, `cure-ray status sweeps-out/smoke-...`.
     """
-    from cure_ray.cluster.trials.sweep import run_sweep
+    from cure_ray.api.sweep import sweep as search
     from cure_ray.search.ledger import describe
     from cure_ray.search.space import load_sweep
-    from cure_ray.search.study import default_directory
 
-    search = load_sweep(file)
-    if trials is not None:
-        search = search.model_copy(update={"trials": trials})
-    result = run_sweep(search, out or default_directory(search), address, data_dir, quiet)
+    asked = load_sweep(file)
+    result = search(asked, out=out, trials=trials, address=address, data_dir=data_dir, quiet=quiet)
     if not result.trials:
         print(f"no trial finished; see: cure-ray status {result.directory}")
         return
-    best = result.trials[0]
-    values = ", ".join(f"{name} {100 * value:.1f} %" for name, value in zip(search.objectives, best.values, strict=True))
-    print(f"best of {len(result.trials)} finished trials: {values} on {search.samples} validation images at most")
-    print(f"  trial {best.number}: {describe(best.user_attrs['point'])}")
+    best = result.best
+    values = ", ".join(f"{name} {100 * value:.1f} %" for name, value in best.values.items())
+    print(f"best of {len(result.trials)} finished trials: {values} on {asked.samples} validation images at most")
+    print(f"  trial {best.number}: {describe(best.point)}")
     print(f"certify it on the test set: cure-ray certify {result.directory} --best 1 --workers 2")

@@ -32,21 +32,13 @@ def train(
 
     Examples: `cure-ray train smoke`, `cure-ray train cifar-large --set scale=0.1 --set training.method=max --out runs/max`.
     """
-    from cure_ray.config import load_experiment
-    from cure_ray.runs.run import default_directory, train_run
+    from cure_ray.api.train import train as train_one
 
-    settings = load_experiment(experiment, override)
-    directory = out or default_directory(settings)
-    if settings.execution.mode == "parallel":
-        from cure_ray.cluster.training.workers import train_parallel  # on RAY_ADDRESS if it is set, else embedded in this machine
-
-        result = train_parallel(settings, directory, resume, data_dir, quiet)
-    else:
-        result = train_run(settings, directory, resume, data_dir, quiet)
+    result = train_one(experiment, overrides=override, out=out, resume=resume, data_dir=data_dir, quiet=quiet)
     metrics = result.metrics
     split = metrics.get("eval_split", "validation")
     shown = {"clean": "clean", "ibp_linf": "l_inf", "ibp_l2": "l2", "ibp_l1": "l1", "ibp_union": "union"}
     accuracies = ", ".join(f"{label} {100 * metrics[key]:.1f} %" for key, label in shown.items() if key in metrics)
-    print(f"trained {settings.name} for {result.epoch} epochs: {accuracies} ({split} split; certified by IBP only, a loose lower bound)")
+    print(f"trained {result.name} for {result.epoch} epochs: {accuracies} ({split} split; certified by IBP only, a loose lower bound)")
     print(f"checkpoint: {result.checkpoint}")
     print(f"certify it: cure-ray certify {result.directory}")

@@ -7,6 +7,7 @@ a run is always the long, fully resolved form, which needs none of the three and
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from itertools import starmap
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,12 +108,16 @@ def parse_override(text: str) -> dict[str, Any]:
     if not separator or not path.strip():
         raise UserError(f"--set takes key=value, for example --set training.eta=1.0; got {text!r}")
     try:
-        nested: Any = _load_yaml(value, f"--set {text}")
+        return _nested(path.strip(), _load_yaml(value, f"--set {text}"))
     except UserError:
         raise UserError(f"--set {text}: the value is not valid YAML") from None
-    for key in reversed(path.strip().split(".")):
-        nested = {key: nested}
-    return cast(dict[str, Any], nested)
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    """`training.eta` and its value as the file would say it."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return cast(dict[str, Any], value)
 
 
 class _Loader(yaml.SafeLoader):
@@ -148,29 +153,46 @@ def _load_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def load_experiment(source: str | Path, overrides: Iterable[str] = (), base: Mapping[str, Any] | None = None) -> Experiment:
-    """An experiment from a YAML file or the name of a preset, with `--set` overrides applied."""
-    path = Path(source)
+def load_experiment(
+    source: str | Path | Mapping[str, Any] | Experiment,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    base: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """An experiment from a preset's name, a YAML file, its content as a mapping, or another experiment, with overrides applied.
+
+    Overrides are a mapping of paths to values, or the texts `--set` takes.
+
+    >>> from cure_ray import load_experiment
+    >>> load_experiment("smoke", {"training.eta": 1.0}).training.eta
+    1.0
+    >>> load_experiment({"preset": "smoke", "seed": 3}, ["training.method=max"]).name
+    'smoke-max'
+    """
     data: Any
-    if path.is_file():
+    shown = str(source) if isinstance(source, str | Path) else "the experiment"
+    if isinstance(source, Experiment):
+        data = source.model_dump(mode="json")
+    elif not isinstance(source, str | Path):
+        data = source
+    elif Path(source).is_file():
         try:
-            data = _load_yaml(path.read_text(), str(path))
+            data = _load_yaml(Path(source).read_text(), shown)
         except UnicodeDecodeError:
-            raise UserError(f"{path}: not a text file; expected an experiment in YAML") from None
+            raise UserError(f"{source}: not a text file; expected an experiment in YAML") from None
     elif str(source) in PRESETS:
         data = {"preset": str(source)}
     else:
         hint = nearest(str(source), PRESETS)
         raise UserError(f"{source}: no such file, and no such preset.{hint}")
     if not isinstance(data, Mapping):
-        raise UserError(f"{source}: expected a mapping of keys (preset, dataset, training, ...), got {type(data).__name__}")
+        raise UserError(f"{shown}: expected a mapping of keys (preset, dataset, training, ...), got {type(data).__name__}")
     merged = _merge(base or {}, data)
-    for override in overrides:
-        merged = _merge(merged, parse_override(override))
+    for part in starmap(_nested, overrides.items()) if isinstance(overrides, Mapping) else map(parse_override, overrides):
+        merged = _merge(merged, part)
     try:
         return resolve(merged)
     except UserError as error:
-        raise UserError(f"{source}:\n{error}") from None
+        raise UserError(f"{shown}:\n{error}") from None
 
 
 def dump_experiment(experiment: Experiment) -> str:

@@ -16,3 +16,8 @@ BEAT, SILENCE, GRACE = 2.0, 60.0, 6.0
 def trial_home(directory: Path, number: int, identity: str) -> Path:
     """Where a configuration's runs are, one per seed."""
     return directory / TRIALS / f"{number:04d}-{identity[:8]}"
+
+
+def trial_runs(directory: Path, number: int) -> list[Path]:
+    """The run directories of a trial, one per seed."""
+    return sorted(run for home in (directory / TRIALS).glob(f"{number:04d}-*") for run in home.iterdir() if run.is_dir())

@@ -14,7 +14,7 @@ from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
 from cure_ray.errors import UserError
 from cure_ray.runs.run import StoppedError, stop_on_signals
-from cure_ray.search.layout import SWEEP, TRIALS
+from cure_ray.search.layout import SWEEP, trial_runs
 from cure_ray.search.ledger import Ledger, Say, ranked
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, load_sweep
 from cure_ray.search.study import claim, counted, open_study, submission
@@ -72,5 +72,4 @@ def best_runs(directory: Path, count: int) -> list[Path]:
     best = ranked(open_study(directory, load_sweep(directory / SWEEP)))[:count]
     if not best:
         raise UserError(f"the sweep in {directory} has no finished trial yet; see `cure-ray status {directory}`")
-    homes = [next((directory / TRIALS).glob(f"{t.number:04d}-*")) for t in best]
-    return [run for home in homes for run in sorted(p for p in home.iterdir() if p.is_dir())]
+    return [run for trial in best for run in trial_runs(directory, trial.number)]

@@ -1,0 +1,1 @@
+"""The library behind `import cure_ray` and the command line: typed requests in, results out. One module per verb."""

@@ -1,0 +1,76 @@
+"""Search an experiment's settings with Optuna on Ray."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cure_ray.errors import UserError
+from cure_ray.search.layout import trial_runs
+from cure_ray.search.space import Sweep, load_sweep
+from cure_ray.search.study import default_directory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that was trained to the end: its point of the space, its objectives in [0, 1], its runs (one per seed)."""
+
+    number: int
+    point: dict[str, Any]
+    values: dict[str, float]
+    runs: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A search that used up its budget; finished trials, best first (a Pareto front first, for several objectives)."""
+
+    directory: Path
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The best trial; `cure_ray.certify` takes it."""
+        if not self.trials:
+            raise UserError(f"no trial finished; see: cure-ray status {self.directory}")
+        return self.trials[0]
+
+    def table(self) -> "pd.DataFrame":
+        """One row per trial: number, objectives, settings."""
+        import pandas as pd
+
+        return pd.DataFrame([{"trial": t.number, **t.values, **t.point} for t in self.trials])
+
+    def _repr_html_(self) -> str:
+        return str(self.table().to_html(index=False))
+
+
+def sweep(
+    source: Sweep | str | Path,
+    *,
+    out: str | Path | None = None,
+    trials: int | None = None,
+    address: str | None = None,
+    data_dir: str | Path | None = None,
+    quiet: bool = False,
+) -> SweepResult:
+    """Search settings for the best certified accuracy on a validation split; the same call continues where it stopped.
+
+    `source` is a YAML file (docs/sweeps.md) or a Sweep; `trials` another budget than its own; `address` a running Ray cluster (by default
+    RAY_ADDRESS, else this machine); `out` the sweep's directory, by default sweeps-out/NAME-HASH.
+    """
+    from cure_ray.cluster.trials.sweep import run_sweep
+
+    search = source if isinstance(source, Sweep) else load_sweep(source)
+    if trials is not None:
+        if trials < 1:
+            raise UserError(f"trials must be at least 1, got {trials}")
+        search = search.model_copy(update={"trials": trials})
+    done = run_sweep(search, Path(out) if out is not None else default_directory(search), address, data_dir, quiet)
+    found = []
+    for trial in done.trials:
+        values = dict(zip(search.objectives, trial.values, strict=True))
+        found.append(Trial(trial.number, trial.user_attrs["point"], values, tuple(trial_runs(done.directory, trial.number))))
+    return SweepResult(done.directory, tuple(found))
