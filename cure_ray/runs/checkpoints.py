@@ -121,6 +121,11 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted(p for p in (run / "checkpoints").glob("epoch_*") if (p / META).is_file())
 
 
+def checkpoint_at(run: Path, epoch: int) -> Path:
+    """Where a run keeps this epoch."""
+    return run / "checkpoints" / f"epoch_{epoch:04d}"
+
+
 def resolve_checkpoint(path: Path) -> Path:
     """The checkpoint a person means: a checkpoint directory, or the last one of a run directory."""
     if (path / META).is_file():

@@ -24,6 +24,7 @@ from cure_ray.errors import NoRoomError, UserError, storage_full
 from cure_ray.networks.build import new_network
 from cure_ray.runs.checkpoints import (
     Checkpoint,
+    checkpoint_at,
     checkpoint_bytes,
     list_checkpoints,
     load_checkpoint,
@@ -183,7 +184,7 @@ def stop_on_signals() -> Iterator[Callable[[], None]]:
 
 def write_epoch(directory: Path, progress: Progress, experiment: Experiment, metrics: Mapping[str, Any], extra: Mapping[str, Any]) -> Path:
     """Save the epoch that just ended: checkpoint first, then its metrics line."""
-    target = directory / "checkpoints" / f"epoch_{progress.epoch:04d}"
+    target = checkpoint_at(directory, progress.epoch)
     optimizers = {"ct": progress.ct.optimizer_tensors()}
     if progress.nt is not None:
         optimizers["nt"] = progress.nt.optimizer_tensors()

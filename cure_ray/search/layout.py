@@ -21,3 +21,8 @@ def trial_home(directory: Path, number: int, identity: str) -> Path:
 def trial_runs(directory: Path, number: int) -> list[Path]:
     """The run directories of a trial, one per seed."""
     return sorted(run for home in (directory / TRIALS).glob(f"{number:04d}-*") for run in home.iterdir() if run.is_dir())
+
+
+def seed_run(home: Path, seed: int) -> Path:
+    """The run directory of one seed."""
+    return home / f"seed{seed}"

@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cure_ray.config import Experiment, resolve
 from cure_ray.errors import UserError
+from cure_ray.search.layout import seed_run, trial_home
+from cure_ray.search.records import mean_judged, rungs_passed
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
 from cure_ray.search.study import (
     FAILED,
     OWNER,
+    PASSED,
     POINT,
     VALUES,
     counted,
@@ -39,12 +42,15 @@ MAX_DUPLICATES = 50  # proposals in a row that were tried before: the space is e
 
 
 def rung_epochs(experiment: Experiment, sweep: Sweep) -> list[int]:
-    """Epochs at which a configuration is judged: never before the radii are full, geometrically up to the end."""
+    """Epochs at which a configuration is judged: never before the radii are full, geometrically up to the end.
+
+    As many for every configuration, the same epoch twice if it must be: a rung's number says which values are compared with which.
+    """
     training, stopping = experiment.training, sweep.early_stopping
     ramp = 0 if training.method == "natural" else min(training.first_full_epoch - 1, training.epochs - 1)
     steps = 0 if stopping is None else stopping.rungs
     shares = [(stopping.factor if stopping else 1) ** -k for k in range(steps, -1, -1)]
-    return sorted({ramp + math.ceil((training.epochs - ramp) * share) for share in shares})
+    return [ramp + math.ceil((training.epochs - ramp) * share) for share in shares]
 
 
 def describe(point: Mapping[str, Any]) -> str:
@@ -84,6 +90,8 @@ class Ledger:
         """What a dead call left, else something new, else None: nothing for now."""
         with locked(self.directory):
             left = [t for t in orphans(self.study, self.directory) if t.number not in self.live]  # we may have been suspended ourselves
+            for trial in left:  # all of them before any is judged: they are each other's competitors
+                self._report_known(trial)
             found = next(filter(None, map(self._adopt, left)), None)
             if found is None and time.time() < self.deadline and not self.exhausted:
                 found = self._propose()
@@ -147,33 +155,74 @@ class Ledger:
                 self.exhausted = False
             return None
         handle.set_user_attr(OWNER, self.me)
-        self.say(f"trial {frozen.number}: continued, its call has ended")
-        return self._make(frozen.number, point, max(0, len(frozen.intermediate_values) - 1))
+        return self._recall(self._make(frozen.number, point))
+
+    def _runs(self, proposal: Proposal) -> list[Path]:
+        home = trial_home(self.directory, proposal.number, proposal.experiment.config_hash)
+        return [seed_run(home, seed) for seed in self.sweep.seeds]
+
+    def _report_known(self, frozen: FrozenTrial) -> None:
+        """What its runs have measured and the study has not heard: its call ended in between."""
+        if POINT not in frozen.user_attrs or len(self.sweep.objectives) > 1:
+            return
+        proposal = self._make(frozen.number, frozen.user_attrs[POINT])
+        for rung, epoch in enumerate(proposal.rungs):
+            known = None if rung in frozen.intermediate_values else mean_judged(self._runs(proposal), epoch)
+            if known is not None:
+                self._handle(frozen.number).report(known[self.sweep.objectives[0]], rung)
+
+    def _recall(self, proposal: Proposal) -> Proposal | None:
+        """Take its rungs as far as its runs have come: what they left behind was decided, what they measured since is decided now."""
+        runs = self._runs(proposal)
+        behind = rungs_passed(runs, proposal.rungs)
+        for rung, epoch in enumerate(proposal.rungs):
+            if rung < behind:
+                self._note_passed(proposal.number, rung)
+                continue
+            known = mean_judged(runs, epoch)
+            if known is None:
+                self.say(f"trial {proposal.number}: continued, its call has ended")
+                return replace(proposal, rung=rung)
+            if not self._decide(proposal, rung, known):
+                return None
+        raise AssertionError("the last rung ends a trial")
 
     # ------------------------------------------------------------ what became of it
 
     def judged(self, number: int, rung: int, mean: Mapping[str, float]) -> bool:
         """Note the objective at a rung; whether the trial goes on. A rung that is reported again after a crash changes nothing."""
-        proposal = self.live.get(number)
-        if proposal is None or self._lost(number):
-            return False
-        handle, reported = self._handle(number), self.study.trials[number].intermediate_values
-        if reported and rung < max(reported):
+        with locked(self.directory):
+            proposal = self.live.get(number)
+            if proposal is None or self._lost(number):
+                return False
+            goes_on = self._decide(proposal, rung, mean)
+        if not goes_on:
+            del self.live[number]
+        return goes_on
+
+    def _decide(self, proposal: Proposal, rung: int, mean: Mapping[str, float]) -> bool:
+        """Whether it goes on after this rung (hold the lock). Decided once: competitors that come later do not change it."""
+        number, last = proposal.number, rung == len(proposal.rungs) - 1
+        handle, frozen = self._handle(number), self.study.trials[number]
+        if rung <= frozen.user_attrs.get(PASSED, -1):
             return True
         handle.set_user_attr(VALUES, dict(mean))
         values = [mean[name] for name in self.sweep.objectives]
-        if len(values) == 1 and rung not in reported:
+        if len(values) == 1 and rung not in frozen.intermediate_values:
             handle.report(values[0], rung)
-        if rung == len(proposal.rungs) - 1:
-            self.study.tell(number, values)
-            self._tell(proposal, mean, "")
-        elif self._survives(number, rung, values[0]):
+        if not last and self._survives(number, rung, values[0]):
+            self._note_passed(number, rung)
             return True
+        if last:
+            self.study.tell(number, values)
         else:
             self.study.tell(number, state=TrialState.PRUNED)
-            self._tell(proposal, mean, f", stopped at epoch {proposal.rungs[rung]}")
-        del self.live[number]
+        self._tell(proposal, mean, "" if last else f", stopped at epoch {proposal.rungs[rung]}")
         return False
+
+    def _note_passed(self, number: int, rung: int) -> None:
+        if rung > self.study.trials[number].user_attrs.get(PASSED, -1):
+            self._handle(number).set_user_attr(PASSED, rung)
 
     def failed(self, number: int, reason: str) -> None:
         if number in self.live and not self._lost(number):

@@ -1,5 +1,6 @@
 """The objective of a search: certified accuracies by the cascade without branch and bound, on a fixed part of the validation split."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +13,24 @@ from cure_ray.certification.balls import Certifier, Outcome
 from cure_ray.certification.job import DEFAULT_STAGES, CascadeSettings
 from cure_ray.certification.verdict import Status
 from cure_ray.data.images import load_dataset
-from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.checkpoints import checkpoint_at, load_checkpoint
+from cure_ray.search.records import Row, judged_at, note_judged
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm
 
 # The attack only spares the bounds what cannot be proven, so it need not be the hardest one.
 SETTINGS = CascadeSettings(DEFAULT_STAGES, attack=AttackSettings(steps=20, restarts=2))
 PER_NORM = frozenset({"linf", "l2", "l1", "union_linf_l2"})
+
+
+def judge_run(run: Path, epoch: int, samples: int, objectives: frozenset[str], device: str, data_dir: str | None) -> Row:
+    """The objective of the weights after exactly this epoch, measured once: whoever asks again finds it."""
+    found = judged_at(run, epoch)
+    if found is not None:
+        return found
+    began = time.perf_counter()
+    values = judge(checkpoint_at(run, epoch), samples, objectives, device, data_dir)
+    return note_judged(run, epoch, values, time.perf_counter() - began)
 
 
 def judge(checkpoint: Path, samples: int, objectives: frozenset[str], device: str, data_dir: str | None) -> dict[str, float]:

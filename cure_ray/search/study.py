@@ -27,7 +27,7 @@ from cure_ray.errors import UserError
 from cure_ray.search.layout import BEAT, GRACE, JOURNAL, SILENCE, SUBMISSIONS, SWEEP, TRIALS
 from cure_ray.search.space import Sweep, active, load_sweep, ordered
 
-OWNER, POINT, FAILED, VALUES = "submission", "point", "failed", "values"  # user attributes of a trial
+OWNER, POINT, FAILED, VALUES, PASSED = "submission", "point", "failed", "values", "passed"  # user attributes of a trial
 
 
 def default_directory(sweep: Sweep) -> Path:

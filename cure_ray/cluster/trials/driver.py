@@ -7,7 +7,7 @@ waiting for others could deadlock a full cluster. Light on imports: torch is loa
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ import ray
 
 from cure_ray.config import Experiment
 from cure_ray.errors import SoundnessError, storage_full
-from cure_ray.runs.metrics import read_metrics
-from cure_ray.search.layout import GRACE, RUNNING, trial_home
+from cure_ray.search.layout import GRACE, RUNNING, seed_run, trial_home
+from cure_ray.search.records import Row, epochs_after, epochs_of, mean, rungs_passed
 from cure_ray.search.space import Sweep, experiment_at
 
-Row = dict[str, Any]
 Report = Callable[[Row], None]
 MAX_DEATHS = 8  # of the processes of one leg; each costs at most the epoch it was in
 MAX_ERRORS = 2  # exceptions that are ours and not the cluster's: they tend to come back
@@ -69,10 +68,11 @@ class Driver:
         number, rungs = config["trial"], config["rungs"]
         experiments = {seed: experiment_at(self.sweep, config["point"], number, seed) for seed in self.sweep.seeds}
         home = trial_home(self.directory, number, experiments[self.sweep.seeds[0]].config_hash)
+        runs = {seed: seed_run(home, seed) for seed in experiments}
         if any(home.glob(f"*.{RUNNING}")):  # an earlier process of this trial died: let Ray end its tasks before going on
             time.sleep(GRACE)
-        for rung in range(config["rung"], len(rungs)):
-            legs = {seed: self._leg(e, home / f"seed{seed}", rungs[rung], config["gpus"]) for seed, e in experiments.items()}
+        for rung in range(max(config["rung"], rungs_passed(list(runs.values()), rungs)), len(rungs)):
+            legs = {seed: self._leg(e, runs[seed], rungs[rung], config["gpus"]) for seed, e in experiments.items()}
             try:
                 values = _run_legs(legs, {"num_cpus": config["cpus"], "num_gpus": config["gpus"]}, report)
             except _EndedError as ended:
@@ -96,7 +96,7 @@ class _EndedError(Exception):
 def _run_legs(legs: Mapping[int, Leg], resources: Row, report: Report) -> dict[int, Row]:
     """All legs to their end, those whose process dies again and again; meanwhile every epoch that all of them have finished."""
     runs = [leg.directory for leg in legs.values()]
-    seen, values, ends = last_epoch(runs), dict[int, Row](), Counter[tuple[int, bool]]()
+    seen, values, ends = min(map(epochs_of, runs)), dict[int, Row](), Counter[tuple[int, bool]]()
     flying = {submit(leg, resources): seed for seed, leg in legs.items()}
     try:
         while flying:
@@ -163,23 +163,3 @@ def _result(ref: Any, seed: int, ends: Counter[tuple[int, bool]], report: Report
         raise _EndedError({FAILED: f"{kind}: {lines[-1][:300]}"})
     report({NOTE: f"a worker {'failed' if ours else 'died'} ({kind}), continued from its last checkpoint"})
     return None
-
-
-def mean(rows: list[Row]) -> Row:
-    """Of every number that all rows have."""
-    keys = [k for k, v in rows[0].items() if isinstance(v, int | float) and all(k in row for row in rows)]
-    return {k: sum(row[k] for row in rows) / len(rows) for k in keys}
-
-
-def last_epoch(runs: list[Path]) -> int:
-    """The last epoch that all runs have finished."""
-    rows = [read_metrics(run) for run in runs]
-    return min(int(r[-1]["epoch"]) if r else 0 for r in rows)
-
-
-def epochs_after(runs: list[Path], seen: int) -> Iterator[tuple[int, Row]]:
-    """Means over the runs of the metrics of every later epoch that all of them have finished."""
-    tables = [{int(row["epoch"]): row for row in read_metrics(run)} for run in runs]
-    for epoch in sorted(set.intersection(*(set(t) for t in tables))):
-        if epoch > seen:
-            yield epoch, {**mean([t[epoch] for t in tables]), "epoch": epoch, "timesteps_total": epoch}

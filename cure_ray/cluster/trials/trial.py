@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import time
-from pathlib import Path
 
 from ray.exceptions import WorkerCrashedError
 
@@ -17,13 +16,9 @@ from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.cluster.trials.driver import Leg, LegResult
 from cure_ray.config import Experiment
 from cure_ray.errors import NoRoomError, UserError
-from cure_ray.runs.checkpoints import resolve_checkpoint
-from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import StoppedError, train_run
 from cure_ray.search.layout import RUNNING
-from cure_ray.search.objective import judge
-
-JUDGED = "objective.jsonl"
+from cure_ray.search.objective import judge_run
 
 
 def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
@@ -32,21 +27,6 @@ def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
         return rank_need(experiment, phases(experiment)[-1], cluster_gpus)
     one = rank_need(experiment, phases(experiment)[-1], cluster_gpus)
     return Need(1, one.cpus, one.gpus)
-
-
-def judged(directory: Path, until: int) -> dict[str, float] | None:
-    """The objective measured at this epoch, if it was."""
-    path = directory / JUDGED
-    if not path.exists():
-        return None
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the last line of a killed writer
-            continue
-        if row["epoch"] == until:
-            return {k: v for k, v in row.items() if k not in ("epoch", "seconds")}
-    return None
 
 
 def train_leg(leg: Leg) -> LegResult:
@@ -73,16 +53,7 @@ def train_leg(leg: Leg) -> LegResult:
 
 def judge_leg(leg: Leg) -> LegResult:
     """Measure the objective once per rung; a leg that is run again finds it."""
-    values = judged(leg.directory, leg.until)
-    if values is None:
-        began = time.perf_counter()
-        values = judge(resolve_checkpoint(leg.directory), leg.samples, leg.objectives, leg.device, leg.data_dir)
-        row = {"epoch": leg.until, **values, "seconds": time.perf_counter() - began}
-        with (leg.directory / JUDGED).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    metrics = read_metrics(leg.directory)
-    logged = {k: v for k, v in (metrics[-1] if metrics else {}).items() if k.startswith("ibp_")}
-    return LegResult({**values, **logged})
+    return LegResult(judge_run(leg.directory, leg.until, leg.samples, leg.objectives, leg.device, leg.data_dir))
 
 
 def run_leg(leg: Leg) -> LegResult:

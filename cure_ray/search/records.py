@@ -1,0 +1,66 @@
+"""What the run directories of a trial know by themselves: finished epochs, and the objective measured at some of them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cure_ray.runs.metrics import read_metrics
+
+JUDGED = "objective.jsonl"
+Row = dict[str, Any]
+
+
+def judged_at(run: Path, epoch: int) -> Row | None:
+    """The objective of the run measured after this epoch, with the bounds logged in training after the same epoch; None if it was not."""
+    path = run / JUDGED
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):  # the last line of a killed writer
+            row = json.loads(line)
+            if row["epoch"] == epoch:
+                return {**{k: v for k, v in row.items() if k not in ("epoch", "seconds")}, **_logged(run, epoch)}
+    return None
+
+
+def note_judged(run: Path, epoch: int, values: Mapping[str, float], seconds: float) -> Row:
+    """Keep a measurement for whoever asks again."""
+    with (run / JUDGED).open("a") as file:
+        file.write(json.dumps({"epoch": epoch, **values, "seconds": seconds}) + "\n")
+    return {**values, **_logged(run, epoch)}
+
+
+def _logged(run: Path, epoch: int) -> Row:
+    row = next((row for row in read_metrics(run) if row["epoch"] == epoch), {})
+    return {k: v for k, v in row.items() if k.startswith("ibp_")}
+
+
+def mean_judged(runs: Sequence[Path], epoch: int) -> Row | None:
+    """The mean objective of a configuration after this epoch, once all of its runs were measured there."""
+    rows = [judged_at(run, epoch) for run in runs]
+    return mean([row for row in rows if row is not None]) if None not in rows else None
+
+
+def mean(rows: Sequence[Row]) -> Row:
+    """Of every number that all rows have."""
+    keys = [k for k, v in rows[0].items() if isinstance(v, int | float) and all(k in row for row in rows)]
+    return {k: sum(row[k] for row in rows) / len(rows) for k in keys}
+
+
+def epochs_of(run: Path) -> int:
+    """Finished epochs."""
+    return max((int(row["epoch"]) for row in read_metrics(run)), default=0)
+
+
+def rungs_passed(runs: Sequence[Path], rungs: Sequence[int]) -> int:
+    """How many rungs the runs have left behind: training goes on after one only if it was decided so."""
+    furthest = max(map(epochs_of, runs))
+    return sum(epoch < furthest for epoch in rungs)
+
+
+def epochs_after(runs: Sequence[Path], seen: int) -> Iterator[tuple[int, Row]]:
+    """Means over the runs of the metrics of every later epoch that all of them have finished."""
+    tables = [{int(row["epoch"]): row for row in read_metrics(run)} for run in runs]
+    for epoch in sorted(set.intersection(*(set(t) for t in tables))):
+        if epoch > seen:
+            yield epoch, {**mean([t[epoch] for t in tables]), "epoch": epoch, "timesteps_total": epoch}
