@@ -11,8 +11,8 @@ import pytest
 import ray
 from cluster_helpers import files_of, tiny
 
-from cure_ray.cluster import reducer
 from cure_ray.cluster.session import Session
+from cure_ray.cluster.training import reducer
 from cure_ray.cluster.training.ranks import Phase, phases
 from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.errors import UserError
