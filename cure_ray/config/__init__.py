@@ -13,13 +13,13 @@ from cure_ray.config.files import (
     parse_override,
     resolve,
 )
+from cure_ray.config.methods import METHODS, Method
 from cure_ray.config.problem import IMAGE_SHAPES, Dataset, NetworkConfig, Threats
-from cure_ray.config.training import METHODS, MULTI_NORM, Attack, Method, Regions, Training
+from cure_ray.config.training import Attack, Regions, Training
 
 __all__ = [
     "IMAGE_SHAPES",
     "METHODS",
-    "MULTI_NORM",
     "PRESETS",
     "Attack",
     "Certification",

@@ -16,22 +16,11 @@ from pydantic import ValidationError
 
 from cure_ray.config._explain import explain
 from cure_ray.config.experiment import Experiment
-from cure_ray.config.training import METHODS, inactive_fields
+from cure_ray.config.methods import METHODS, inactive_fields
 from cure_ray.errors import UserError, nearest
 
 PRESETS = tuple(sorted(p.name.removesuffix(".yaml") for p in resources.files("cure_ray.presets").iterdir() if p.name.endswith(".yaml")))
 PROFILES = ("paper", "authors")
-
-# What a method changes whatever the preset (docs/algorithms.md 8 and 12.12).
-METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
-    "cgt": {
-        "network": {"init": "default"},
-        "training": {"anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0, "grad_clip": 8.0, "transformation": "R(10)"},
-    },
-    "finetune": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0}},
-    "l2_pgd": {"network": {"init": "default"}, "training": {"warmup_weight": 0.0, "l1_weight": 0.0}},
-    "natural": {"training": {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0, "l1_weight": 0.0}},
-}
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,10 +66,11 @@ def resolve(data: Mapping[str, Any]) -> Experiment:
     user_training = data.get("training", {})
     method = str(user_training.get("method", parts.get("base", {}).get("training", {}).get("method", "scratch")))
     if method not in METHODS:
-        raise UserError(f"training.method: unknown value {method!r}.{nearest(method, METHODS)}")
+        raise UserError(f"training.method: unknown value {method!r}.{nearest(method, tuple(METHODS))}")
+    row = METHODS[cast(Any, method)]
     authors = parts.get("authors", {}) if profile == "authors" else {}
     base: dict[str, Any] = {}
-    for part in (parts.get("base"), authors.get("base"), METHOD_DEFAULTS.get(method), parts.get(method), authors.get(method)):
+    for part in (parts.get("base"), authors.get("base"), row.defaults, parts.get(method), authors.get(method)):
         base = _merge(base, part or {})
     idle = inactive_fields(cast(Any, method), str(user_training.get("base", "max")))
     base["training"] = {k: v for k, v in base.get("training", {}).items() if k not in idle}

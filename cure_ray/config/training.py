@@ -5,29 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cure_ray.config._base import Model, NonNegative, Positive, Radius, Unit
+from cure_ray.config.methods import METHODS, Method, MethodRow, Objective, inactive_fields, method_help
 from cure_ray.threats.norms import Norm
 from cure_ray.threats.transformations import training_transformation
-
-Method = Literal["natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd", "cgt"]
-METHODS: tuple[Method, ...] = ("natural", "linf", "l2", "l1", "joint", "max", "random", "scratch", "finetune", "l2_pgd", "cgt")
-MULTI_NORM: tuple[Method, ...] = ("joint", "max", "random", "scratch", "finetune")
-
-
-def inactive_fields(method: Method, base: str = "max") -> set[str]:
-    """Fields of Training that say nothing about this method; giving one a value of one's own is an error."""
-    aligned = method in ("scratch", "finetune")
-    acts = {
-        "alpha": method == "joint" or (aligned and base == "joint"),
-        "eta": aligned,
-        "align": aligned,
-        "align_subset": aligned,
-        "base": aligned,
-        "random_weights": method == "random",
-        "norms": method in MULTI_NORM,
-        "transformation": method == "cgt",
-        "transformation_widths": method == "cgt",
-    }
-    return {name for name, active in acts.items() if not active}
 
 
 class Attack(Model):
@@ -74,10 +54,7 @@ class TrainingRadii(Model):
 class Training(Model):
     """How to train."""
 
-    method: Method = Field(
-        "scratch",
-        description="natural: cross-entropy. linf, l2, l1: one norm. joint, max, random: several norms. scratch: max, bound alignment and gradient projection. finetune: max and bound alignment from an l_inf model. l2_pgd: adversarial training in l_2.",
-    )
+    method: Method = Field("scratch", description=method_help())
     norms: tuple[Norm, ...] = Field(
         ("linf", "l2"),
         description="Norms of the multi-norm methods. The first one keeps weight 1 - alpha in joint; the warm-up regulariser reads l_inf where it is among them, else the first.",
@@ -136,22 +113,23 @@ class Training(Model):
     attack: Attack = Attack()
 
     @property
+    def row(self) -> MethodRow:
+        """What the method is."""
+        return METHODS[self.method]
+
+    @property
     def active_norms(self) -> tuple[Norm, ...]:
         """The norms this method propagates."""
-        if self.method in ("natural", "cgt"):
-            return ()
-        if self.method in ("linf", "l2", "l1"):
-            return (self.method,)
-        if self.method == "l2_pgd":
-            return ("l2",)
+        if self.row.norms is not None:
+            return self.row.norms
         if self.objective == "joint" and not self.uses_alignment:  # a norm of weight 0 needs no attack (5.1)
             return tuple(norm for norm, weight in zip(self.norms, self.joint_weights, strict=True) if weight > 0)
         return self.norms
 
     @property
-    def objective(self) -> str:
-        """What is done with the norms' losses: the method itself, or the base of scratch and finetune."""
-        return self.base if self.method in ("scratch", "finetune") else self.method
+    def objective(self) -> Objective:
+        """What is done with the norms' losses."""
+        return self.base if self.row.objective == "base" else self.row.objective
 
     @property
     def joint_weights(self) -> tuple[float, ...]:
@@ -161,12 +139,17 @@ class Training(Model):
 
     @property
     def uses_alignment(self) -> bool:
-        return self.method in ("scratch", "finetune") and self.eta > 0
+        return self.row.aligns and self.eta > 0
 
     @property
     def uses_projection(self) -> bool:
-        wanted = self.method == "scratch" if self.projection is None else self.projection
-        return wanted and self.beta > 0 and self.method not in ("natural", "cgt")
+        wanted = self.row.projects if self.projection is None else self.projection
+        return wanted and self.beta > 0 and self.row.step == "certified"
+
+    @property
+    def ramps(self) -> bool:
+        """Whether there are radii (or widths) that grow."""
+        return self.row.step != "natural"
 
     @property
     def first_full_epoch(self) -> int:
@@ -174,19 +157,19 @@ class Training(Model):
         return self.standard_epochs + self.anneal_epochs + 1
 
     def lambda_of(self, norm: Norm) -> float:
-        if self.method == "l2_pgd":
+        if self.row.adversarial:
             return 0.0
         return {"linf": self.lambda_inf, "l2": self.lambda_2, "l1": self.lambda_1}[norm]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.method != "natural" and self.standard_epochs + self.anneal_epochs > self.epochs:
+        if self.ramps and self.standard_epochs + self.anneal_epochs > self.epochs:
             raise ValueError(
                 f"the ramp ends after epoch {self.standard_epochs + self.anneal_epochs} but training after {self.epochs}: lower anneal_epochs or raise epochs, or shrink all of them with `scale`"
             )
         if any(m < 1 for m in self.lr_milestones) or list(self.lr_milestones) != sorted(self.lr_milestones):
             raise ValueError(f"lr_milestones must be increasing epochs from 1, got {list(self.lr_milestones)}")
-        if self.method in MULTI_NORM and len(self.norms) < 2:
+        if self.row.multi_norm and len(self.norms) < 2:
             raise ValueError(
                 f"method {self.method} needs at least two norms, got {list(self.norms)}; for one norm use method {self.norms[0] if self.norms else 'linf'}"
             )
@@ -194,13 +177,13 @@ class Training(Model):
             raise ValueError(f"norms lists a norm twice: {list(self.norms)}")
         if self.uses_alignment and (self.align[0] == self.align[1] or not set(self.align) <= set(self.norms)):
             raise ValueError(f"align needs two different norms out of norms={list(self.norms)}, got {list(self.align)}")
-        if self.method == "finetune" and self.start_from is None:
+        if self.row.continues and self.start_from is None:
             raise ValueError(
-                "method finetune starts from a finished l_inf model: set training.start_from to its run directory or checkpoint"
+                f"method {self.method} starts from a finished l_inf model: set training.start_from to its run directory or checkpoint"
             )
-        if self.method == "cgt":
+        if self.row.step == "transformation":
             if self.transformation is None:
-                raise ValueError("method cgt trains against a geometric transformation: set training.transformation, e.g. R(30)")
+                raise ValueError(f"method {self.method} trains against a geometric transformation: set training.transformation, e.g. R(30)")
             training_transformation(self.transformation, "", self.transformation_widths)
         for name in inactive_fields(self.method, self.base) & self.model_fields_set:
             if getattr(self, name) != type(self).model_fields[name].default:

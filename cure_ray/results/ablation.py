@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from cure_ray.config.methods import METHODS
 from cure_ray.results.comparisons import by_seed, compare_pooled
 from cure_ray.results.decomposition import decomposition_summary, main_decomposition
 from cure_ray.results.statistics import holm
@@ -20,10 +21,11 @@ _NAMES = ("name", "origin", "seed", "execution.", "certification.", "training.st
 
 def step(info: RunInfo) -> str:
     """Which rung of the ladder a run is; empty if none."""
-    if info.method == "max":
-        return STEPS[0]
-    if info.method != "scratch":
+    row = METHODS.get(info.method)  # type: ignore[call-overload]
+    if row is None or not (row.objective == "max" or (row.aligns and row.projects)):
         return ""
+    if row.objective == "max":
+        return STEPS[0]
     projects = info.setting("training.projection") is not False and (info.setting("training.beta") or 0) > 0
     aligns = bool(info.setting("training.eta"))
     return "Max" + (" + BA" if aligns else "") + (" + GP" if projects else "") if aligns or projects else ""

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cure_ray.config.methods import method_rank
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import NORM_ORDER
 from cure_ray.results.statistics import wilson
-from cure_ray.results.study import Entry, Study, flatten, method_rank
+from cure_ray.results.study import Entry, Study, flatten
 from cure_ray.results.tables import accuracy_table
 
 _NAMES = ("name", "origin", "seed", "execution.", "certification.", "training.start_from")

@@ -9,12 +9,10 @@ from typing import Any
 import pandas as pd
 
 from cure_ray.config import Experiment
+from cure_ray.config.methods import display_name, method_rank
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import NORM_ORDER, Evaluation, ThreatColumn, evaluations, main_threats
 
-DISPLAY = {"joint": "CURE-Joint", "max": "CURE-Max", "random": "CURE-Random", "scratch": "CURE-Scratch", "finetune": "CURE-Finetune"}
-"""The paper's names; a method that is not in the paper keeps its own."""
-ORDER = ("natural", "linf", "l2", "l1", "l2_pgd", "joint", "max", "random", "finetune", "scratch")
 _SAME = ("name", "origin", "seed", "execution.", "certification.", "threats.", "dataset.name", "training.method", "training.start_from")
 """Beginnings of the fields that do not make a variant of a method."""
 
@@ -42,7 +40,7 @@ class RunInfo:
     @property
     def paper_name(self) -> str:
         """The method as the paper calls it, whatever else is special about the run."""
-        return DISPLAY.get(self.method, self.method)
+        return display_name(self.method)
 
     @property
     def seed(self) -> int:
@@ -160,10 +158,6 @@ def own_names(infos: Sequence[RunInfo]) -> list[str]:
             )
         names.append(name)
     return names
-
-
-def method_rank(method: str) -> int:
-    return ORDER.index(method) if method in ORDER else len(ORDER)
 
 
 def build_study(

@@ -47,7 +47,7 @@ def rung_epochs(experiment: Experiment, sweep: Sweep) -> list[int]:
     As many for every configuration, the same epoch twice if it must be: a rung's number says which values are compared with which.
     """
     training, stopping = experiment.training, sweep.early_stopping
-    ramp = 0 if training.method == "natural" else min(training.first_full_epoch - 1, training.epochs - 1)
+    ramp = min(training.first_full_epoch - 1, training.epochs - 1) if training.ramps else 0
     steps = 0 if stopping is None else stopping.rungs
     shares = [(stopping.factor if stopping else 1) ** -k for k in range(steps, -1, -1)]
     return [ramp + math.ceil((training.epochs - ramp) * share) for share in shares]

@@ -19,7 +19,7 @@ from cure_ray.threats.warps import Ranges, build_warps, pixel_columns, transform
 from cure_ray.training.folding import clean_forward, fold_batch
 from cure_ray.training.losses import robust_cross_entropy
 from cure_ray.training.propagation import Region, propagate, upper_bounds
-from cure_ray.training.step import Ranks, StepResult, _finish
+from cure_ray.training.step import Moment, Ranks, StepResult, finish
 
 
 @lru_cache(maxsize=8)
@@ -61,9 +61,7 @@ def cgt_step(
     blocks: Blocks,
     x: Tensor,
     y: Tensor,
-    epoch: int,
-    batch: int,
-    batches: int,
+    moment: Moment,
     experiment: Experiment,
     rng: torch.Generator,
     parameters: Sequence[Tensor],
@@ -74,14 +72,14 @@ def cgt_step(
     assert training.transformation is not None
     target = _target(training.transformation, experiment.dataset.name, training.transformation_widths)
     unit = torch.rand(2, len(target.steps), generator=rng, device=rng.device, dtype=torch.float64).tolist()
-    ranges = draw_range(target, width_fraction(epoch, batch, batches, training.epochs), unit[0])
+    ranges = draw_range(target, width_fraction(moment.epoch, moment.batch, moment.batches, training.epochs), unit[0])
     point = [low + (high - low) * share for (low, high), share in zip(ranges, unit[1], strict=True)]
     moved = transformed(target.steps, point, x).to(x.dtype).contiguous()
     logits, stats = clean_forward(blocks, moved, ranks.all_sum, ranks.world)
-    count, kappa = len(x) * ranks.world, natural_weight(epoch, training.standard_epochs, training.epochs)
+    count, kappa = len(x) * ranks.world, natural_weight(moment.epoch, training.standard_epochs, training.epochs)
     terms = {"natural": kappa * F.cross_entropy(logits, y, reduction="sum") / count}
     if kappa < 1:
         network = fold_batch(blocks, stats)
         boxes = propagate(network, [interval_batch(target, ranges, x)], training.relu_shrink or 1.0)
         terms["robust"] = (1 - kappa) * robust_cross_entropy(upper_bounds(network, boxes, y)).sum() / count
-    return _finish(terms, {"train_correct": (logits.detach().argmax(1) == y).sum()}, training, parameters, ranks)
+    return finish(terms, {"train_correct": (logits.detach().argmax(1) == y).sum()}, training, parameters, ranks)

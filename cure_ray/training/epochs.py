@@ -1,7 +1,7 @@
 """Epochs as pure functions of (weights, optimiser state, seed): everything random is derived from names, nothing is carried over."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,14 +10,16 @@ from torch import Tensor, nn
 
 from cure_ray import seeding
 from cure_ray.config import Experiment
+from cure_ray.config.methods import Step
 from cure_ray.data.images import AugmentationTable, Images, augmented_batch
-from cure_ray.networks.sequence import read_blocks
+from cure_ray.networks.sequence import Blocks, read_blocks
 from cure_ray.training.cgt import cgt_step
 from cure_ray.training.region import Noise
 from cure_ray.training.schedules import learning_rate, radius_fraction
-from cure_ray.training.step import Ranks, StepResult, Streams, certified_step, natural_step, standard_step
+from cure_ray.training.step import Moment, Ranks, StepResult, Streams, certified_step, natural_step, standard_step
 
 Branch = Literal["ct", "nt"]
+Take = Callable[[Tensor, Tensor, Moment], StepResult]
 Tick = Callable[[int, int], None]  # called with (batches done, batches in all)
 ONE_PROCESS = Ranks()
 
@@ -109,6 +111,28 @@ class _Trace:
         return out
 
 
+def _step_of(
+    branch: Branch,
+    blocks: Blocks,
+    experiment: Experiment,
+    epoch: int,
+    streams: Streams,
+    parameters: Sequence[Tensor],
+    ranks: Ranks,
+) -> Take:
+    """The step of this epoch, picked once: the natural branch's, or the method's; certified methods train naturally before the ramp."""
+    if branch == "nt":
+        return lambda x, y, moment: natural_step(blocks, x, y, ranks)
+    training = experiment.training
+    kind: Step = training.row.step
+    steps: dict[Step, Take] = {
+        "natural": lambda x, y, moment: standard_step(blocks, x, y, experiment, parameters, ranks),
+        "certified": lambda x, y, moment: certified_step(blocks, x, y, moment.rho, experiment, streams, parameters, ranks),
+        "transformation": lambda x, y, moment: cgt_step(blocks, x, y, moment, experiment, streams.partition, parameters, ranks),
+    }
+    return steps["natural" if kind == "certified" and epoch <= training.standard_epochs else kind]
+
+
 def run_epoch(
     branch: Branch,
     learner: Learner,
@@ -132,20 +156,13 @@ def run_epoch(
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     trace, rho = _Trace(), 0.0
-    natural = branch == "nt" or training.method == "natural"
+    take = _step_of(branch, blocks, experiment, epoch, streams, parameters, ranks)
     for batch in range(len(order)):
         x, y = augmented_batch(images, table, order[batch])
         if channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         rho = radius_fraction(training, epoch, batch, len(order))
-        if branch == "nt":
-            result = natural_step(blocks, x, y, ranks)
-        elif training.method == "cgt":
-            result = cgt_step(blocks, x, y, epoch, batch, len(order), experiment, streams.partition, parameters, ranks)
-        elif natural or epoch <= training.standard_epochs:
-            result = standard_step(blocks, x, y, experiment, parameters, ranks)
-        else:
-            result = certified_step(blocks, x, y, rho, experiment, streams, parameters, ranks)
+        result = take(x, y, Moment(epoch, batch, len(order), rho))
         learner.optimizer.zero_grad(set_to_none=True)
         result.loss.backward()
         ranks.sync_gradients(parameters)
@@ -155,4 +172,4 @@ def run_epoch(
         trace.add(result)
         tick(batch + 1, len(order))
     metrics = trace.means(trace.check(epoch), order.numel())
-    return {**metrics, "rho": 1.0 if natural else rho, "lr": rate, "seconds": time.perf_counter() - started}
+    return {**metrics, "rho": rho if branch == "ct" and training.ramps else 1.0, "lr": rate, "seconds": time.perf_counter() - started}

@@ -1,14 +1,19 @@
-"""The objectives: one small pure function per method, on per-sample robust losses or upper bounds.
+"""The objectives: one small pure function each, on per-sample robust losses or upper bounds.
 
-`count` is the number of samples of the global batch: with one process the batch size, with data-parallel ranks the sum over them,
-so that the gradients of all ranks add up to the gradient of the global mean.
+A sum is divided by the samples of the global batch, that is by those here times `world`, the number of data-parallel ranks: then
+the gradients of all ranks add up to the gradient of the global mean.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from cure_ray.config import Training
+from cure_ray.config.methods import Objective
+
+Combine = Callable[[Sequence[Tensor], int], Tensor]  # the norms' losses per sample, ranks -> what is minimised
 Count = Callable[[Tensor], Tensor]  # adds a count over ranks, without gradient
 
 
@@ -17,20 +22,20 @@ def robust_cross_entropy(u_BK: Tensor) -> Tensor:
     return u_BK.logsumexp(1)
 
 
-def single(losses: Sequence[Tensor], count: int) -> Tensor:
-    """The mean of one norm's loss: methods linf, l2, l1, l2_pgd."""
+def single(losses: Sequence[Tensor], world: int) -> Tensor:
+    """The mean of one norm's loss."""
     (loss,) = losses
-    return loss.sum() / count
+    return loss.sum() / (len(loss) * world)
 
 
-def joint(losses: Sequence[Tensor], count: int, weights: Sequence[float]) -> Tensor:
+def joint(losses: Sequence[Tensor], world: int, weights: Sequence[float]) -> Tensor:
     """The weighted sum of the norms' means."""
-    return torch.stack([weight * loss.sum() for weight, loss in zip(weights, losses, strict=True)]).sum() / count
+    return torch.stack([weight * loss.sum() for weight, loss in zip(weights, losses, strict=True)]).sum() / (len(losses[0]) * world)
 
 
-def maximum(losses: Sequence[Tensor], count: int) -> Tensor:
+def maximum(losses: Sequence[Tensor], world: int) -> Tensor:
     """The mean of the per-sample maximum. On ties the earlier norm wins alone (torch.maximum would split the gradient)."""
-    return worst_of(losses).sum() / count
+    return worst_of(losses).sum() / (len(losses[0]) * world)
 
 
 def worst_of(losses: Sequence[Tensor]) -> Tensor:
@@ -45,6 +50,19 @@ def parts(losses: Sequence[Tensor], world: int, mean: bool) -> Tensor:
     """Sum of the means over disjoint parts of the batch, one norm each (A12): method random. With `mean`, their average."""
     total = torch.stack([loss.sum() / (len(loss) * world) for loss in losses]).sum()
     return total / len(losses) if mean else total
+
+
+def _joint_of(training: Training) -> Combine:
+    weights = dict(zip(training.norms, training.joint_weights, strict=True))
+    return partial(joint, weights=[weights[norm] for norm in training.active_norms])
+
+
+OBJECTIVES: dict[Objective, Callable[[Training], Combine]] = {
+    "single": lambda training: single,
+    "joint": _joint_of,
+    "max": lambda training: maximum,
+    "parts": lambda training: partial(parts, mean=training.random_weights == "mean"),
+}
 
 
 def certified_subset(u_BK: Tensor) -> Tensor:

@@ -42,6 +42,16 @@ class Ranks:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Where in a run a step stands: epoch from 1, batch from 0, and the fraction of the full radii."""
+
+    epoch: int
+    batch: int
+    batches: int
+    rho: float
+
+
+@dataclass(frozen=True)
 class Streams:
     """The random streams of one certified epoch: one per attack, one for the partition of method random."""
 
@@ -84,28 +94,17 @@ def _radius_in(region: Region, network: FoldedNetwork) -> Tensor:
 
 
 def region_specs(experiment: Experiment, rho: float, batch: int, streams: Streams) -> list[RegionSpec]:
-    """Which regions this step builds; method random gives every norm its own part of the batch."""
+    """Which regions this step builds; the objective `parts` gives every norm its own part of the batch."""
     training = experiment.training
     norms = training.active_norms
     rows: list[Tensor | None] = [None] * len(norms)
-    if training.method == "random":
+    if training.objective == "parts":
         order = torch.randperm(batch, generator=streams.partition, device=streams.partition.device)
         rows = list(order.tensor_split(len(norms)))
     return [
         RegionSpec(norm, rho * experiment.training_eps(norm), training.lambda_of(norm), getattr(training.regions, norm) == "ball", part)
         for norm, part in zip(norms, rows, strict=True)
     ]
-
-
-def _objective(training: Training, per_norm: list[Tensor], count: int, world: int) -> Tensor:
-    if training.objective == "joint":
-        weights = dict(zip(training.norms, training.joint_weights, strict=True))
-        return objectives.joint(per_norm, count, [weights[norm] for norm in training.active_norms])
-    if training.objective == "max":
-        return objectives.maximum(per_norm, count)
-    if training.objective == "random":
-        return objectives.parts(per_norm, world, training.random_weights == "mean")
-    return objectives.single(per_norm, count)
 
 
 def certified_step(
@@ -134,11 +133,11 @@ def certified_step(
     u_all = upper_bounds(network, boxes, torch.cat(ys))
     u = list(u_all.split([len(part) for part in ys]))
     per_norm = [objectives.robust_cross_entropy(u_BK) for u_BK in u]
-    terms = {"robust": _objective(training, per_norm, count, ranks.world)}
+    terms = {"robust": objectives.OBJECTIVES[training.objective](training)(per_norm, ranks.world)}
     logs = {"train_correct": (clean_logits.detach().argmax(1) == y).sum()}
     for norm, values in zip(training.active_norms, per_norm, strict=True):
         logs[f"loss_{norm}"] = values.detach().mean()
-    if training.active_norms and training.method in ("max", "scratch", "finetune") and len(per_norm) > 1:
+    if training.row.watches_worst and len(per_norm) > 1:
         logs["share_first_norm"] = (objectives.worst_of(per_norm) == per_norm[0]).detach().float().mean()
     if training.uses_alignment:
         first, second = (u[training.active_norms.index(norm)] for norm in training.align)
@@ -150,7 +149,7 @@ def certified_step(
         start = sum(len(part) for part in ys[:i])
         hidden = [(c[start : start + len(ys[i])], r[start : start + len(ys[i])]) for c, r in boxes.hidden]
         terms["warmup"] = training.warmup_weight * (1 - rho) / ranks.world * warmup(hidden, _radius_in(regions[i], network), ranks.mean)
-    return _finish(terms, logs, training, parameters, ranks)
+    return finish(terms, logs, training, parameters, ranks)
 
 
 def standard_step(blocks: Blocks, x: Tensor, y: Tensor, experiment: Experiment, parameters: Sequence[Tensor], ranks: Ranks) -> StepResult:
@@ -164,7 +163,7 @@ def standard_step(blocks: Blocks, x: Tensor, y: Tensor, experiment: Experiment, 
         hidden = propagate(network, [region], training.relu_shrink or 1.0, keep_hidden=True).hidden
         terms["warmup"] = training.warmup_weight / ranks.world * warmup(hidden, _radius_in(region, network), ranks.mean)
     logs = {"train_correct": (logits.detach().argmax(1) == y).sum()}
-    return _finish(terms, logs, training, parameters, ranks)
+    return finish(terms, logs, training, parameters, ranks)
 
 
 def natural_step(blocks: Blocks, x: Tensor, y: Tensor, ranks: Ranks) -> StepResult:
@@ -174,9 +173,7 @@ def natural_step(blocks: Blocks, x: Tensor, y: Tensor, ranks: Ranks) -> StepResu
     return StepResult(terms, {"train_correct": (logits.detach().argmax(1) == y).sum()})
 
 
-def _finish(
-    terms: dict[str, Tensor], logs: dict[str, Tensor], training: Training, parameters: Sequence[Tensor], ranks: Ranks
-) -> StepResult:
+def finish(terms: dict[str, Tensor], logs: dict[str, Tensor], training: Training, parameters: Sequence[Tensor], ranks: Ranks) -> StepResult:
     if training.l1_weight > 0:
         terms["l1"] = training.l1_weight / ranks.world * l1_norm(parameters)
     return StepResult(terms, logs)
