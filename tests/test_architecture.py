@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
     "errors", "seeding", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange", "certification",
-    "results", "search", "cluster", "api", "commands", "cli", "__main__",
+    "search", "results", "cluster", "api", "commands", "cli", "__main__",
 )  # fmt: skip
 OUTSIDE = {
     "ray": {"cluster"},

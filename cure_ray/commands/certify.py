@@ -227,7 +227,7 @@ def _runs(given: list[Path] | Path, best: int) -> list[Path]:
     found: list[Path] = []
     for path in [given] if isinstance(given, Path) else given:
         if (path / "sweep.yaml").is_file():
-            from cure_ray.cluster.trials.sweep import best_runs
+            from cure_ray.search.ranking import best_runs
 
             found += best_runs(path, best)
         else:

@@ -254,10 +254,3 @@ class Ledger:
 
     def _handle(self, number: int) -> optuna.Trial:
         return optuna.Trial(self.study, self.study.trials[number]._trial_id)
-
-
-def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """Finished trials, best first; of several objectives the Pareto front first, ordered by the first objective."""
-    done = [t for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if "duplicate_of" not in t.user_attrs]
-    front = {t.number for t in study.best_trials} if len(study.directions) > 1 else set[int]()
-    return sorted(done, key=lambda t: (t.number not in front, [-v for v in t.values], t.number))

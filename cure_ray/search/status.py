@@ -14,7 +14,7 @@ from cure_ray.runs.checkpoints import list_checkpoints
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.search.layout import SWEEP, TRIALS
 from cure_ray.search.space import Sweep, load_sweep
-from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, is_alive, live_submissions, open_study
+from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, is_alive, live_submissions, read_study
 
 
 def duration(seconds: float) -> str:
@@ -24,7 +24,14 @@ def duration(seconds: float) -> str:
 
 
 def describe_directory(directory: Path) -> str:
-    """A sweep's or a run's state in a few lines."""
+    """A sweep's or a run's state in a few lines. Only reads: it may be somebody else's directory."""
+    try:
+        return _describe(directory)
+    except PermissionError as error:
+        raise UserError(f"{error.filename or directory} may not be read by you: ask its owner, or look at a copy") from None
+
+
+def _describe(directory: Path) -> str:
     if (directory / SWEEP).is_file():
         return _sweep(directory)
     if (directory / "experiment.yaml").is_file():
@@ -71,7 +78,7 @@ def _left(rows: Sequence[dict[str, float]], epochs: int) -> float:
 
 def _sweep(directory: Path) -> str:
     sweep = load_sweep(directory / SWEEP)
-    trials = [t for t in open_study(directory, sweep).get_trials(deepcopy=False) if "duplicate_of" not in t.user_attrs]
+    trials = [t for t in read_study(directory, sweep).get_trials(deepcopy=False) if "duplicate_of" not in t.user_attrs]
     states = Counter(t.state for t in trials)
     calls = live_submissions(directory)
     words = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped early", TrialState.FAIL: "failed", TrialState.WAITING: "waiting"}

@@ -19,11 +19,13 @@ from typing import Any
 
 import optuna
 import yaml
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from cure_ray import seeding
 from cure_ray.config import Experiment
 from cure_ray.errors import UserError
+from cure_ray.search.journal import JournalReader, JournalWriter
 from cure_ray.search.layout import BEAT, GRACE, JOURNAL, SILENCE, SUBMISSIONS, SWEEP, TRIALS
 from cure_ray.search.space import Sweep, active, load_sweep, ordered
 
@@ -66,39 +68,51 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _cut_torn_line(journal: Path) -> None:
-    """A write that a full disk cut short leaves half a line; the next one would be glued to it and make the journal unreadable."""
-    from optuna.storages.journal import JournalFileSymlinkLock
-
-    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
-        return
-    writers = JournalFileSymlinkLock(str(journal))  # the one Optuna's own writers take
-    writers.acquire()
-    try:
-        content = journal.read_bytes()
-        os.truncate(journal, content.rfind(b"\n") + 1)
-    finally:
-        writers.release()
+def _name(sweep: Sweep) -> str:
+    return f"{sweep.name}-{sweep.identity[:8]}"
 
 
-def open_study(directory: Path, sweep: Sweep, sampler: "optuna.samplers.BaseSampler | None" = None) -> optuna.Study:
-    """The sweep's study, made if need be."""
+def open_study(directory: Path, sweep: Sweep, sampler: "optuna.samplers.BaseSampler") -> optuna.Study:
+    """The sweep's study to work on, made if need be."""
     optuna.logging.set_verbosity(logging.WARNING)
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    if sampler is not None and not sweep.storage:  # a call that will write
-        _cut_torn_line(directory / JOURNAL)
-    try:
-        storage: Any = sweep.storage or JournalStorage(JournalFileBackend(str(directory / JOURNAL)))
+    with _explained(directory, sweep):
         return optuna.create_study(
-            study_name=f"{sweep.name}-{sweep.identity[:8]}",
-            storage=storage,
+            study_name=_name(sweep),
+            storage=sweep.storage or JournalStorage(JournalWriter(directory / JOURNAL)),
             sampler=sampler,
             directions=["maximize"] * len(sweep.objectives),
             load_if_exists=True,
         )
-    except Exception as error:
+
+
+def read_study(directory: Path, sweep: Sweep) -> optuna.Study:
+    """The sweep's study to look at: nothing is written, locked or repaired. Empty if no call has begun it."""
+    optuna.logging.set_verbosity(logging.WARNING)
+    with _explained(directory, sweep):
+        storage: BaseStorage = _reading(sweep.storage) if sweep.storage else JournalStorage(JournalReader(directory / JOURNAL))
+        try:
+            return optuna.load_study(study_name=_name(sweep), storage=storage)
+        except KeyError:
+            return optuna.create_study(directions=["maximize"] * len(sweep.objectives))
+
+
+def _reading(url: str) -> BaseStorage:
+    """A database as it is: Optuna would make its tables, SQLite the file."""
+    scheme, _, path = url.partition(":///")
+    if scheme == "sqlite" and "?" not in path:
+        if not Path(path).exists():
+            return optuna.storages.InMemoryStorage()
+        url = f"sqlite:///file:{path}?mode=ro&uri=true"
+    return optuna.storages.RDBStorage(url, skip_table_creation=True)
+
+
+@contextmanager
+def _explained(directory: Path, sweep: Sweep) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of whatever kind a storage chooses
         raise UserError(f"the study cannot be opened in {sweep.storage or directory}: {type(error).__name__}: {error}") from None
 
 

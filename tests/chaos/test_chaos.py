@@ -39,7 +39,7 @@ from cure_ray.runs.checkpoints import load_checkpoint, resolve_checkpoint
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
 from cure_ray.search.space import load_sweep
-from cure_ray.search.study import open_study
+from cure_ray.search.study import read_study
 from cure_ray.threats.balls import Ball
 
 pytestmark = pytest.mark.chaos
@@ -219,7 +219,7 @@ def test_sweep_loses_workers_drivers_and_a_node(nodes: object, tmp_path: Path) -
     murderer.start()
     run_sweep(load_sweep(tmp_path / "s.yaml"), out, quiet=True)
     murderer.stop()
-    trials = open_study(out, load_sweep(tmp_path / "s.yaml")).get_trials()
+    trials = read_study(out, load_sweep(tmp_path / "s.yaml")).get_trials()
     assert {t.state for t in trials} == {TrialState.COMPLETE}
     assert len({t.user_attrs["identity"] for t in trials}) == len(trials) == 4
     one = next(out.glob("trials/*/seed1"))

@@ -21,7 +21,7 @@ from optuna.trial import TrialState
 
 from cure_ray.cluster.session import Session
 from cure_ray.cluster.trials.driver import _EndedError, _result
-from cure_ray.cluster.trials.sweep import best_runs, run_sweep
+from cure_ray.cluster.trials.sweep import run_sweep
 from cure_ray.cluster.trials.tuning import LedgerScheduler, loggers
 from cure_ray.config import load_experiment
 from cure_ray.errors import NoRoomError, SoundnessError, UserError
@@ -29,9 +29,10 @@ from cure_ray.runs.checkpoints import resolve_checkpoint
 from cure_ray.runs.run import train_run
 from cure_ray.search.layout import JOURNAL
 from cure_ray.search.ledger import Ledger
+from cure_ray.search.ranking import best_runs
 from cure_ray.search.space import Sweep, load_sweep
 from cure_ray.search.status import describe_directory
-from cure_ray.search.study import claim, open_study, submission
+from cure_ray.search.study import claim, read_study, submission
 
 SWEEP = {
     "name": "tiny",
@@ -73,7 +74,7 @@ def shared_and_killed(ray_session: Session, tmp_path_factory: pytest.TempPathFac
 
 
 def study_of(directory: Path) -> optuna.Study:
-    return open_study(directory, load_sweep(directory / "sweep.yaml"))
+    return read_study(directory, load_sweep(directory / "sweep.yaml"))
 
 
 def test_every_configuration_ran_once_and_none_is_stale(shared_and_killed: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_study(tmp_path: Pa
         assert trial is not None
         assert again is not None
         assert again.number == trial.number
-        assert open_study(tmp_path, sweep).get_trials()  # whoever only looks can read it too
+        assert read_study(tmp_path, sweep).get_trials()  # whoever only looks can read it too
 
 
 def test_what_ray_train_wraps_is_unwrapped() -> None:

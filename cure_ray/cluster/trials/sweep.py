@@ -12,12 +12,12 @@ from cure_ray.cluster.trials.driver import Driver
 from cure_ray.cluster.trials.trial import need_of
 from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
-from cure_ray.errors import UserError
 from cure_ray.runs.run import StoppedError, stop_on_signals
-from cure_ray.search.layout import SWEEP, trial_runs
-from cure_ray.search.ledger import Ledger, Say, ranked
-from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, load_sweep
-from cure_ray.search.study import claim, counted, open_study, submission
+from cure_ray.search.layout import SWEEP
+from cure_ray.search.ledger import Ledger, Say
+from cure_ray.search.ranking import ranked
+from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
+from cure_ray.search.study import claim, counted, submission
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,3 @@ def run_sweep(
                 f"Continue with: cure-ray sweep {directory / SWEEP} --out {directory}"
             ) from None
         return SweepResult(directory, ranked(ledger.study))
-
-
-def best_runs(directory: Path, count: int) -> list[Path]:
-    """Run directories of a sweep's best configurations, every seed of each."""
-    if not (directory / SWEEP).is_file():
-        raise UserError(f"{directory} is no sweep: it holds no {SWEEP}")
-    best = ranked(open_study(directory, load_sweep(directory / SWEEP)))[:count]
-    if not best:
-        raise UserError(f"the sweep in {directory} has no finished trial yet; see `cure-ray status {directory}`")
-    return [run for trial in best for run in trial_runs(directory, trial.number)]

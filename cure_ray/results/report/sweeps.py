@@ -1,5 +1,6 @@
 """Sweeps: which hyper-parameters mattered, from the Optuna journal a sweep leaves behind."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +39,19 @@ def read_sweeps(roots: Iterable[Path], beside: Iterable[Path] = ()) -> list[Swee
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
+
+    from cure_ray.search.journal import DamagedJournalError, JournalReader
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     for path in journals:
         try:
-            storage = JournalStorage(JournalFileBackend(str(path)))
+            storage = JournalStorage(JournalReader(path))
             summaries = optuna.get_all_study_summaries(storage)
+        except DamagedJournalError as error:
+            if error.line > 1:  # its first line is a record: no foreign log
+                print(f"left out of the report: {error}", file=sys.stderr)
+            continue
         except Exception:  # whatever a foreign file makes the parser raise
             continue
         for summary in summaries:
