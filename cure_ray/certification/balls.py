@@ -10,42 +10,15 @@ from torch import Tensor, nn
 
 from cure_ray import seeding
 from cure_ray.attacks import AttackSettings, attack, check_witness, replay_network
-from cure_ray.bounds.arithmetic import out_of_memory
 from cure_ray.bounds.engine import Engine, Problem, Stage
-from cure_ray.certification.bundle import save_bundle
+from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.outcome import CLEAN, Outcome, check_clean, isolate
 from cure_ray.certification.verdict import SKIPPED, Status
-from cure_ray.errors import SoundnessError, UserError
+from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
 
 Progress = Callable[[str, int], None]  # (stage, samples it decided)
-CLEAN = "clean"
-# How far, relative to the margin, a bound may exceed the margin of a real point before it is called unsound: a certificate by
-# the rounding of the float64 replay; the bounds of an undecided sample are search results and may be float32.
-_ROUNDING = {True: 1e-7, False: 1e-2}
-
-
-@dataclass
-class Outcome:
-    """What is known of one sample while it goes through the cascade; final when `status` is set and the batch is done."""
-
-    label: int
-    predicted: int = -1
-    status: Status | None = None
-    stage: str = CLEAN
-    margins: Tensor | None = None  # [K-1] float64 on the CPU: the best proven lower bound of each margin
-    attack_margin: float | None = None
-    witness: Tensor | None = None  # [C, H, W] float64
-    seconds: float = 0.0
-    nodes: int = 0
-    message: str | None = None
-
-    def decide(self, status: Status, stage: str, message: str | None = None) -> None:
-        self.status, self.stage, self.message = status, stage, message
-
-    @property
-    def open(self) -> bool:
-        return self.status is None
 
 
 @dataclass(frozen=True)
@@ -60,6 +33,7 @@ class Certifier:
     progress: Progress = lambda stage, decided: None
     device: torch.device | str = "cpu"
     replay: nn.Module = field(init=False)
+    alarm: Alarm = field(init=False)
 
     def __post_init__(self) -> None:
         missing = [s for s in self.settings.stages if s != "attack" and s not in self.engine.stages]
@@ -67,6 +41,7 @@ class Certifier:
             offers = ", ".join((*self.engine.stages, "attack"))
             raise UserError(f"the {self.engine.name} engine has no stage {missing[0]}; it offers {offers}")
         object.__setattr__(self, "replay", replay_network(self.network))
+        object.__setattr__(self, "alarm", Alarm(self.engine, self.network, self.settings.key(), self.seed, self.bundles))
 
     def certify(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, indices: Sequence[int]) -> list[Outcome]:
         """One outcome per sample, in order. `indices` are the samples' numbers in their data set: their seeds depend on them."""
@@ -134,7 +109,8 @@ class _Batch:
         self.outcomes = [Outcome(int(label)) for label in y_B]
 
     def run(self) -> list[Outcome]:
-        self._clean()
+        check_clean(self.c.replay, self.x, self.outcomes)
+        self.c.progress(CLEAN, sum(not o.open for o in self.outcomes))
         alive = self._alive()
         problem = self._problem(alive)
         last = CLEAN
@@ -166,20 +142,6 @@ class _Batch:
     def _alive(self) -> Tensor:
         return torch.tensor([b for b, o in enumerate(self.outcomes) if o.open], dtype=torch.long)
 
-    def _clean(self) -> None:
-        finite = torch.isfinite(self.x.flatten(1)).all(1).tolist()
-        with torch.no_grad():
-            logits = self.c.replay(self.x.to("cpu", torch.float64))
-        for outcome, row, ok in zip(self.outcomes, logits, finite, strict=True):
-            if not ok or not bool(torch.isfinite(row).all()):
-                what = "the image" if not ok else "the network's output on it"
-                outcome.decide(Status.ERROR, CLEAN, f"{what} holds NaN or infinite values")
-                continue
-            outcome.predicted = int(row.argmax())
-            if outcome.predicted != outcome.label:
-                outcome.decide(Status.MISCLASSIFIED, CLEAN)
-        self.c.progress(CLEAN, sum(not o.open for o in self.outcomes))
-
     def _problem(self, alive: Tensor) -> Problem | None:
         bounds = any(stage != "attack" for stage in self.c.settings.stages)
         if not bounds or not len(alive):
@@ -189,26 +151,19 @@ class _Batch:
     # ------------------------------------------------------------ bounds
 
     def _bound(self, problem: Problem, alive: Tensor, stage: str) -> None:
-        """Run one bound stage on the batch; on a failure on its halves, so that one bad sample costs only itself."""
-        try:
+        """Run one bound stage on the batch."""
+
+        def work(members: Sequence[int]) -> None:
+            index = torch.tensor(members, dtype=torch.long)
+            part = problem if len(members) == len(alive) else problem.select(index.to(self.x.device))
             if stage == "branch-and-bound":
-                self._branch(problem, alive)
+                self._branch(part, alive[index])
                 return
-            margins = self.c.engine.margins(problem, _as_stage(stage)).to("cpu", torch.float64)
-        except (UserError, SoundnessError):
-            raise
-        except Exception as error:
-            if len(alive) == 1:
-                status = Status.OOM if out_of_memory(error) else Status.ERROR
-                self.outcomes[int(alive)].decide(status, stage, f"{type(error).__name__}: {error}"[:500])
-                return
-            half = len(alive) // 2
-            for part in (slice(0, half), slice(half, None)):
-                index = torch.arange(len(alive))[part]
-                self._bound(problem.select(index.to(self.x.device)), alive[part], stage)
-            return
-        for b, row in zip(alive.tolist(), margins, strict=True):
-            self._learn(b, row, stage)
+            margins = self.c.engine.margins(part, _as_stage(stage)).to("cpu", torch.float64)
+            for b, row in zip(alive[index].tolist(), margins, strict=True):
+                self._learn(b, row, stage)
+
+        isolate(range(len(alive)), work, lambda i, status, what: self.outcomes[int(alive[i])].decide(status, stage, what))
 
     def _learn(self, b: int, row: Tensor, stage: str) -> None:
         """A stage certifies alone: only where all its margins are positive has the engine evaluated them in float64."""
@@ -257,12 +212,10 @@ class _Batch:
             self._compare(b, value, found.images[i])
 
     def _compare(self, b: int, value: float | None, image: Tensor | None) -> None:
-        """No image of the ball may have a margin below the bound: caught long before anything is misclassified."""
+        """No image of the ball may have a margin below the bound."""
         outcome = self.outcomes[b]
-        if value is None or outcome.margins is None:
-            return
-        bound, slack = float(outcome.margins.min()), _ROUNDING[outcome.status == Status.CERTIFIED] * (1 + abs(value))
-        if bound > value + slack:
+        if outcome.contradicted_by(value) and outcome.margins is not None:
+            bound = float(outcome.margins.min())
             self._unsound(b, f"an image of the ball has margin {value:.9g}, below the bound {bound:.9g}", image)
 
     def _attack_certified(self) -> None:
@@ -276,15 +229,7 @@ class _Batch:
                 self._unsound(b, "a certified sample is misclassified inside its ball", self.outcomes[b].witness)
 
     def _unsound(self, b: int, what: str, image: Tensor | None = None) -> None:
-        outcome = self.outcomes[b]
-        path = save_bundle(
-            self.c.bundles, self.c.network, self.x[b], outcome.label, self.threat, self.indices[b], what,
-            image, outcome.margins, self.c.engine.name, self.c.engine.version, self.c.settings.key(), self.c.seed,
-        )  # fmt: skip
-        raise SoundnessError(
-            f"SOUNDNESS FAILURE at sample {self.indices[b]}, {self.threat}, engine {self.c.engine.name} {self.c.engine.version}: {what}. "
-            f"No certificate of this run can be trusted. Everything needed to reproduce it is in {path}; please report it."
-        )
+        self.c.alarm.unsound(self.x[b], self.outcomes[b], self.threat, self.indices[b], what, image)
 
 
 def _as_stage(stage: str) -> Stage:

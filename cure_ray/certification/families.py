@@ -2,19 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from torch import Tensor, nn
 
-from cure_ray.bounds.arithmetic import out_of_memory
-from cure_ray.bounds.engine import Engine, Stage
+from cure_ray.bounds.engine import Stage
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certification.balls import Certifier, Outcome
+from cure_ray.certification.balls import Certifier
 from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.outcome import Outcome, isolate
 from cure_ray.certification.patches import PatchSettings, certify_patch
 from cure_ray.certification.transformations import GeometricSettings, certify_geometric, check_budget
 from cure_ray.certification.verdict import Status
-from cure_ray.errors import SoundnessError, UserError
+from cure_ray.errors import UserError
 from cure_ray.threats import Ball, Patch, Threat, Transformation
 
 
@@ -48,44 +47,32 @@ def certify_any(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Threa
     """The cascade for balls; bisection or windows for the other families."""
     if isinstance(threat, Ball):
         return certifier.certify(x_BCHW, y_B, threat, indices)
-    outcomes, size, c = list[Outcome](), certifier.settings.batch, certifier
-    for start in range(0, len(x_BCHW), size):  # the cascade's batches, so that bounds do not depend on the shards
-        part = slice(start, start + size)
-        outcomes += _isolated(certifier, x_BCHW[part], y_B[part], threat, list(indices[part]))
+    outcomes, size = [Outcome(int(label)) for label in y_B], certifier.settings.batch
+
+    def work(members: Sequence[int]) -> None:
+        part = slice(members[0], members[-1] + 1)
+        outcomes[part] = certify_perturbed(certifier, x_BCHW[part], y_B[part], threat, indices[part])
+
+    def failed(b: int, status: Status, what: str) -> None:
+        outcomes[b].decide(status, enabled_stages(threat, certifier.settings)[0], what)
+
+    for start in range(0, len(outcomes), size):  # the cascade's batches, so that bounds do not depend on the shards
+        isolate(range(len(outcomes))[start : start + size], work, failed)
     for stage, decided in Counter(o.stage if o.status != Status.UNKNOWN else "open" for o in outcomes).items():
-        c.progress(stage, decided)
+        certifier.progress(stage, decided)
     return outcomes
 
 
-def _isolated(c: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Transformation | Patch, indices: list[int]) -> list[Outcome]:
-    """A batch, and where that fails its halves, so that one bad sample costs only itself."""
-    try:
-        return certify_perturbed(c.engine, c.network, x_BCHW, y_B, threat, c.settings, c.seed, indices, c.bundles)
-    except (UserError, SoundnessError):
-        raise
-    except Exception as error:
-        if len(x_BCHW) == 1:
-            outcome, stage = Outcome(int(y_B[0])), enabled_stages(threat, c.settings)[0]
-            outcome.decide(Status.OOM if out_of_memory(error) else Status.ERROR, stage, f"{type(error).__name__}: {error}"[:500])
-            return [outcome]
-        half = len(x_BCHW) // 2
-        parts = (slice(0, half), slice(half, None))
-        return [o for part in parts for o in _isolated(c, x_BCHW[part], y_B[part], threat, indices[part])]
-
-
-def certify_perturbed(
-    engine: Engine, network: nn.Module, x_BCHW: Tensor, y_B: Tensor, threat: Transformation | Patch, cascade: CascadeSettings, seed: int,
-    indices: Sequence[int], bundles: Path,
-) -> list[Outcome]:  # fmt: skip
+def certify_perturbed(c: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Transformation | Patch, indices: Sequence[int]) -> list[Outcome]:
     """Outcomes under a transformation or a patch, in order."""
-    if not isinstance(engine, NativeEngine) or not isinstance(network, nn.Sequential):
+    if not isinstance(c.engine, NativeEngine) or not isinstance(c.network, nn.Sequential):
         raise UserError(f"{threat}: transformations and patches are certified by the native engine on sequential networks only")
-    stages = enabled_stages(threat, cascade)
+    stages = enabled_stages(threat, c.settings)
     if isinstance(threat, Patch):
-        how = PatchSettings(attack="attack" in stages, prove="ibp" in stages, precheck=cascade.patch_precheck)
-        return certify_patch(engine, network, x_BCHW, y_B, threat, how, indices, bundles)
+        how = PatchSettings(attack="attack" in stages, prove="ibp" in stages, precheck=c.settings.patch_precheck)
+        return certify_patch(c.engine, c.network, x_BCHW, y_B, threat, how, indices, c.alarm)
     bounds: tuple[Stage, ...] = tuple(s for s in ("ibp", "crown-ibp") if s in stages)
     settings = GeometricSettings(
-        bounds, attack="attack" in stages, yes=True, separate_logits=cascade.separate_logits  # asked before the run began
+        bounds, attack="attack" in stages, yes=True, separate_logits=c.settings.separate_logits  # asked before the run began
     )  # fmt: skip
-    return certify_geometric(engine, network, x_BCHW, y_B, threat, settings, seed, indices, bundles)
+    return certify_geometric(c.engine, c.network, x_BCHW, y_B, threat, settings, c.seed, indices, c.alarm)

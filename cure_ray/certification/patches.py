@@ -6,7 +6,6 @@ Positions are tried where the clean gradient is largest first: an image that fai
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 from cure_ray.attacks import margin, replay_network
 from cure_ray.bounds.native.compiled import flatten_images
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certification.balls import Outcome
 from cure_ray.certification.boxes import proven
-from cure_ray.certification.perturbed import check_clean, raise_unsound
+from cure_ray.certification.bundle import Alarm
+from cure_ray.certification.outcome import Outcome, check_clean
 from cure_ray.certification.verdict import Status
 from cure_ray.certification.windows import CleanPass, anywhere_margins, clean_pass, patch_margins, positions
 from cure_ray.threats.patches import Patch, check_size
@@ -45,7 +44,7 @@ def certify_patch(
     patch: Patch,
     settings: PatchSettings | None = None,
     indices: Sequence[int] | None = None,
-    bundles: Path = Path("soundness-failure"),
+    alarm: Alarm | None = None,
 ) -> list[Outcome]:
     """One outcome per image, in order; `nodes` counts the positions an image was bounded at."""
     check_size(patch, (x_BCHW.shape[2], x_BCHW.shape[3]))
@@ -54,18 +53,15 @@ def certify_patch(
     for x, y in zip(x_BCHW.split(settings.batch), y_B.split(settings.batch), strict=True):
         outcomes += _certify_batch(engine, network, x.to(engine.device), y.to(engine.device), patch, settings)
     for b, outcome in enumerate(outcomes):
-        seen, bound = outcome.attack_margin, None if outcome.margins is None else float(outcome.margins.min())
-        certified = outcome.status == Status.CERTIFIED
-        if certified and seen is not None and bound is not None and bound > seen + 1e-7 * (1 + abs(seen)):
-            index = b if indices is None else indices[b]
-            what = f"a patched image has margin {seen:.9g}, below the proven bound {bound:.9g}"
-            raise_unsound(bundles, network, x_BCHW[b], outcome, patch, index, what, engine)
+        if outcome.status == Status.CERTIFIED and outcome.contradicted_by(outcome.attack_margin):
+            what = f"a patched image has margin {outcome.attack_margin:.9g}, below the proven bound"
+            (alarm or Alarm(engine, network)).unsound(x_BCHW[b], outcome, patch, b if indices is None else indices[b], what)
     return outcomes
 
 
 def _certify_batch(engine: NativeEngine, network: nn.Module, x: Tensor, y: Tensor, patch: Patch, settings: PatchSettings) -> list[Outcome]:
     outcomes = [Outcome(int(label)) for label in y]
-    check_clean(replay_network(network), x, outcomes)
+    check_clean(replay_network(network), x, outcomes, inside=True)
     alive = torch.tensor([b for b, o in enumerate(outcomes) if o.open], dtype=torch.long)
     if len(alive):
         started = time.perf_counter()

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cure_ray.certification.balls import Certifier, Outcome
+from cure_ray.certification.balls import Certifier
 from cure_ray.certification.families import certify_any, enabled_stages
 from cure_ray.certification.job import Job, Shard
+from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.data.samples import Samples
 from cure_ray.threats import Threat

@@ -9,17 +9,16 @@ share batches; the interpolation weights of a sub-range are built once.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.engine import Stage
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certification.balls import Outcome
 from cure_ray.certification.boxes import box_margins, proven, separate_margins
+from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.cells import Work, batches, split, starting_cells
-from cure_ray.certification.perturbed import check_clean, raise_unsound
+from cure_ray.certification.outcome import Outcome, check_clean
 from cure_ray.certification.sloped import sloped_images, sloped_margins
 from cure_ray.certification.transformed import Parameters, TransformedImages
 from cure_ray.certification.verdict import Status
@@ -71,23 +70,21 @@ def certify_geometric(
     settings: GeometricSettings | None = None,
     seed: int = 0,
     indices: Sequence[int] | None = None,
-    bundles: Path = Path("soundness-failure"),
+    alarm: Alarm | None = None,
 ) -> list[Outcome]:
     """One outcome per image, in order; `nodes` counts the boxes an image was bounded on."""
     settings = settings or GeometricSettings()
     check_budget(transformation, len(x_BCHW), settings)
     indices = list(range(len(x_BCHW))) if indices is None else list(indices)
     images = TransformedImages(engine, network, x_BCHW, y_B, transformation)
-    return _Search(images, network, settings, seed, indices, bundles).run()
+    return _Search(images, settings, seed, indices, alarm or Alarm(engine, network, seed=seed)).run()
 
 
 class _Search:
     """The images under one transformation, and the boxes still to be proven."""
 
-    def __init__(
-        self, images: TransformedImages, network: nn.Sequential, settings: GeometricSettings, seed: int, indices: list[int], bundles: Path
-    ) -> None:
-        self.images, self.network, self.settings, self.seed, self.indices, self.bundles = images, network, settings, seed, indices, bundles
+    def __init__(self, images: TransformedImages, settings: GeometricSettings, seed: int, indices: list[int], alarm: Alarm) -> None:
+        self.images, self.settings, self.seed, self.indices, self.alarm = images, settings, seed, indices, alarm
         self.engine, self.transformation = images.engine, images.transformation
         self.outcomes = [Outcome(int(label)) for label in images.y]
         self.stage: Stage = settings.stages[0] if settings.stages else "ibp"
@@ -95,7 +92,7 @@ class _Search:
         self.lowest: dict[int, tuple[float, Parameters]] = {}  # the smallest replayed margin of an image, and where; NaN stays
 
     def run(self) -> list[Outcome]:
-        check_clean(self.images.replay, self.images.x, self.outcomes)
+        check_clean(self.images.replay, self.images.x, self.outcomes, inside=True)
         if self._open() and self.settings.attack:
             worst = self._sample()
             if self.settings.stages:
@@ -160,11 +157,10 @@ class _Search:
         margins_SB = self.images.margins_at(parameters, where)
         for column, b in enumerate(where):
             self._try(b, parameters[int(margins_SB[:, column].argmin())])
-            (value, point), bound = self.lowest[b], self.outcomes[b].margins
-            if not value > 0 or (bound is not None and float(bound.min()) > value + 1e-7 * (1 + abs(value))):
+            value, point = self.lowest[b]
+            if not value > 0 or self.outcomes[b].contradicted_by(value):
                 what = f"the image at {describe(self.transformation.steps, point)} has margin {value:.9g}, below the proven bound"
-                image, index = self.images.x[b], self.indices[b]
-                raise_unsound(self.bundles, self.network, image, self.outcomes[b], self.transformation, index, what, self.engine)
+                self.alarm.unsound(self.images.x[b], self.outcomes[b], self.transformation, self.indices[b], what)
 
     def _probe(self, worst: dict[int, list[Parameters]]) -> None:
         """The leaves around the worst concrete transformations: an image that fails usually fails there."""

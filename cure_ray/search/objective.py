@@ -9,8 +9,9 @@ import torch
 from cure_ray import seeding
 from cure_ray.attacks import AttackSettings
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certification.balls import Certifier, Outcome
+from cure_ray.certification.balls import Certifier
 from cure_ray.certification.job import DEFAULT_STAGES, CascadeSettings
+from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
 from cure_ray.data.images import load_dataset
 from cure_ray.runs.checkpoints import checkpoint_at, load_checkpoint

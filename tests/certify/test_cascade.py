@@ -15,8 +15,9 @@ from cure_ray.attacks import AttackSettings, margin, replay_network
 from cure_ray.bounds.engine import Branching, Engine, Problem, Stage
 from cure_ray.bounds.lirpa.engine import LirpaEngine
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certification.balls import Certifier, Outcome, certify_batch
+from cure_ray.certification.balls import Certifier, certify_batch
 from cure_ray.certification.job import CASCADE, CascadeSettings
+from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import SKIPPED, Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.networks.models import Network

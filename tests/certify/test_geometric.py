@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.certification import transformations as geometric
 from cure_ray.certification.boxes import BoxDomain, box_margins, proven, separate_margins
+from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.cells import starting_cells
 from cure_ray.certification.transformations import GeometricSettings, certify_geometric
 from cure_ray.certification.verdict import Status
@@ -288,8 +289,8 @@ def test_a_bound_above_any_margin_that_was_seen_stops_the_run(
     network, x, y = _darkness(bias), torch.full((1, 1, 4, 4), pixel), torch.zeros(1, dtype=torch.long)
     settings, transformation = GeometricSettings(attack=attack), parse_transformation(text)
     engine = NativeEngine(network, "cpu")
-    (outcome,) = certify_geometric(engine, network, x, y, transformation, settings, bundles=tmp_path)
+    (outcome,) = certify_geometric(engine, network, x, y, transformation, settings, alarm=Alarm(engine, network, root=tmp_path))
     assert outcome.status == (Status.CERTIFIED if bias > 1 else Status.UNKNOWN)
     monkeypatch.setattr(geometric, "box_margins", lambda *given: box_margins(*given) + lie)
     with pytest.raises(SoundnessError, match="below the proven bound"):
-        certify_geometric(engine, network, x, y, transformation, settings, bundles=tmp_path)
+        certify_geometric(engine, network, x, y, transformation, settings, alarm=Alarm(engine, network, root=tmp_path))

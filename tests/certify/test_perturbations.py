@@ -1,3 +1,6 @@
+import json
+import pkgutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -5,11 +8,12 @@ import torch
 
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.certification import families as perturbations
-from cure_ray.certification.balls import Certifier, Outcome
+from cure_ray.certification.balls import Certifier
 from cure_ray.certification.families import certify_any, check_feasible, enabled_stages
 from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
-from cure_ray.errors import UserError
+from cure_ray.errors import SoundnessError, UserError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.patches import Patch
 from cure_ray.threats.text import read_threats, split_threats
@@ -103,7 +107,7 @@ def test_a_sample_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch) 
     network, x, y = digits_network()
     certifier = Certifier(NativeEngine(network), network, CascadeSettings(("ibp",), batch=4))
 
-    def fragile(engine: Any, network: Any, x: torch.Tensor, y: torch.Tensor, *rest: Any) -> list[Outcome]:
+    def fragile(certifier: Any, x: torch.Tensor, y: torch.Tensor, *rest: Any) -> list[Outcome]:
         if bool((x[:, 0, 0, 0] == 0.123).any()):
             raise MemoryError("no room")
         return [Outcome(int(label), int(label), Status.CERTIFIED, "ibp") for label in y]
@@ -113,3 +117,23 @@ def test_a_sample_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch) 
     images[5, 0, 0, 0] = 0.123
     found = certify_any(certifier, images, y[:10], Patch(), range(10))
     assert [o.status for o in found] == [Status.OOM if i == 5 else Status.CERTIFIED for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("threat", "bounds"), [(Patch(1, 1), "patches.patch_margins"), (parse_transformation("R(2)"), "transformations.box_margins")]
+)
+def test_a_contradiction_is_saved_with_all_it_takes_to_repeat_it(
+    threat: Any, bounds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings and seed too: without them a bundle says what happened, not how to make it happen again."""
+    network, x, y = digits_network()
+    engine, settings = NativeEngine(network), CascadeSettings(("ibp", "attack"))
+    honest = pkgutil.resolve_name(f"cure_ray.certification.{bounds.replace('.', ':')}")
+    monkeypatch.setattr(f"cure_ray.certification.{bounds}", lambda *rest, **more: honest(*rest, **more) + 1e3)
+    certifier = Certifier(engine, network, settings, seed=7, bundles=tmp_path)
+    with pytest.raises(SoundnessError, match=rf"engine native {engine.version}.*below the proven bound"):
+        certify_any(certifier, x[:4], y[:4], threat, range(4))
+    (bundle,) = tmp_path.iterdir()
+    facts = json.loads((bundle / "facts.json").read_text())
+    assert (facts["seed"], facts["threat"], facts["engine"]) == (7, str(threat), "native")
+    assert facts["settings"] == settings.key()

@@ -14,8 +14,9 @@ from cure_ray.attacks import AttackSettings, margin
 from cure_ray.bounds.engine import Engine
 from cure_ray.bounds.lirpa.engine import LirpaEngine
 from cure_ray.bounds.native.engine import NativeEngine
-from cure_ray.certification.balls import Outcome, certify_batch
+from cure_ray.certification.balls import certify_batch
 from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network

@@ -3,6 +3,7 @@
 IMAGES = "threats/warps.py"
 CELLS, GEOMETRIC, POINTS = "certification/cells.py", "certification/transformations.py", "certification/transformed.py"
 SLOPED = "certification/sloped.py"
+OUTCOME = "certification/outcome.py"
 WINDOWS, PATCH, BOXES = "certification/windows.py", "certification/patches.py", "certification/boxes.py"
 PERTURBED = [
     (
@@ -126,7 +127,7 @@ PERTURBED = [
         "alive, clean, worst = alive[keep], clean.select(keep.flip(0)), worst[keep]",
     ),
     ("patch: a witness that is none", PATCH, "        if value <= 0:\n", "        if value <= 1:\n"),
-    ("patch: alarm off", PATCH, "bound > seen + 1e-7 * (1 + abs(seen))", "bound > seen + 1e7"),
+    ("patch: alarm off", PATCH, "outcome.contradicted_by(outcome.attack_margin)", "False"),
     (
         "geometric: one half forgotten",
         GEOMETRIC,
@@ -172,7 +173,8 @@ PERTURBED = [
     ("slopes: dropped where only the rest is", SLOPED, "slope_BKN * follows_BN.unsqueeze(1)", "slope_BKN * ~follows_BN.unsqueeze(1)"),
     ("slopes: of another image", SLOPED, "for some in index.split(CHUNK)]", "for some in index.flip(0).split(CHUNK)]"),
     ("geometric: a witness that is none", GEOMETRIC, "if value <= 0 and outcome.open:", "if value <= 1 and outcome.open:"),
-    ("geometric: alarm off", GEOMETRIC, "float(bound.min()) > value + 1e-7 * (1 + abs(value))", "float(bound.min()) > value + 1e7"),
+    ("geometric: alarm off", GEOMETRIC, " or self.outcomes[b].contradicted_by(value)", ""),
+    ("perturbed: the alarm's slack", OUTCOME, "_ROUNDING = {True: 1e-7,", "_ROUNDING = {True: 1e7,"),
     (
         "cells: half of the start forgotten",
         CELLS,
@@ -219,8 +221,8 @@ CASCADE = [
         "            if bool((outcome.margins > 0).all()):\n"
         "                outcome.decide(Status.CERTIFIED, stage)",
     ),
-    ("cascade: wrong predictions go on", CASCADE_FILE, "if outcome.predicted != outcome.label:", "if False:"),
-    ("cascade: broken images go on", CASCADE_FILE, "if not ok or not bool(torch.isfinite(row).all()):", "if False:"),
+    ("cascade: wrong predictions go on", OUTCOME, "if outcome.predicted != outcome.label:", "if False:"),
+    ("cascade: broken images go on", OUTCOME, "if not ok or not bool(torch.isfinite(row).all()):", "if False:"),
     (
         "cascade: bounds of another sample",
         CASCADE_FILE,
@@ -230,14 +232,14 @@ CASCADE = [
     (
         "cascade: bounds of the other half",
         CASCADE_FILE,
-        "index.to(self.x.device)), alive[part], stage)",
-        "index.flip(0).to(self.x.device)), alive[part], stage)",
+        "problem.select(index.to(self.x.device))",
+        "problem.select(torch.arange(len(index)))",
     ),
     (
         "cascade: half of a failed batch forgotten",
-        CASCADE_FILE,
-        "for part in (slice(0, half), slice(half, None)):",
-        "for part in (slice(0, half),):",
+        OUTCOME,
+        "for part in (members[:half], members[half:]):",
+        "for part in (members[:half],):",
     ),
     (
         "cascade: what is left over is certified",
@@ -267,5 +269,5 @@ CASCADE = [
     ),
     ("cascade: a candidate is a witness", CASCADE_FILE, "if bool(found.valid[i]):", "if True:"),
     ("cascade: certified samples not attacked", CASCADE_FILE, "        self._attack_certified()\n", ""),
-    ("cascade: alarm at bounds off", CASCADE_FILE, "if bound > value + slack:", "if bound > value + 1e7:"),
+    ("cascade: alarm at bounds off", CASCADE_FILE, "if outcome.contradicted_by(value) and", "if False and"),
 ]

@@ -108,6 +108,7 @@ def check_patch() -> None:
     """A network that one pixel breaks is not certified wherever that pixel is; what cannot be broken is; witnesses are real."""
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.certification import patches as patch
+    from cure_ray.certification.bundle import Alarm
     from cure_ray.errors import SoundnessError
 
     y, dark = torch.zeros(4, dtype=torch.long), torch.zeros(1, 4, 4)
@@ -136,7 +137,8 @@ def check_patch() -> None:
     assert str(honest.status) == "certified"
     assert float(honest.margins.min()) <= 0.05 + 1e-6
     with _lying(patch, "patch_margins", 0.01), tempfile.TemporaryDirectory() as folder:
-        _expect(SoundnessError, lambda: patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), bundles=Path(folder)))
+        alarm = Alarm(engine, network, root=Path(folder))
+        _expect(SoundnessError, lambda: patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), alarm=alarm))
 
 
 def _check_witness(network: nn.Sequential, outcome: object, changed: Tensor | None) -> None:
@@ -195,6 +197,7 @@ def check_geometric() -> None:
     """A network that one narrow part of the range breaks is not certified, wherever that part is; margins hold at every parameter."""
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.certification import transformations as geometric
+    from cure_ray.certification.bundle import Alarm
     from cure_ray.errors import SoundnessError
     from cure_ray.threats.transformations import parse_transformation
 
@@ -239,7 +242,8 @@ def check_geometric() -> None:
     assert bool((outcome.margins > 0).all()), "a certificate with a margin that is not positive"
     engine = NativeEngine(mild, "cpu")
     with _lying(geometric, "box_margins", 0.5), tempfile.TemporaryDirectory() as folder:
-        _expect(SoundnessError, lambda: geometric.certify_geometric(engine, mild, x[:1], y[:1], turn, plain, bundles=Path(folder)))
+        alarm = Alarm(engine, mild, root=Path(folder))
+        _expect(SoundnessError, lambda: geometric.certify_geometric(engine, mild, x[:1], y[:1], turn, plain, alarm=alarm))
 
 
 def check_perturbed() -> None:
