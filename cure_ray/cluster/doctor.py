@@ -104,7 +104,11 @@ def _ask_nodes(storage: str | None, marker: str) -> list[NodeFacts]:
 
 def _security(where: Session) -> Iterator[Check]:
     if where.embedded:
-        yield Check("ok", "embedded session: listens on loopback only, nobody else can reach it")
+        yield Check(
+            "ok",
+            "embedded session: listens on loopback with a token of its own, its files are closed to others; other users of this machine "
+            "can knock, not come in (SECURITY.md says what remains)",
+        )
         return
     if os.environ.get("RAY_AUTH_MODE", "token") != "token":
         yield Check(

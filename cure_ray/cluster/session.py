@@ -4,10 +4,12 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from cure_ray.cluster.embedded import embedded_ray, keep_signals
 from cure_ray.errors import UserError
 
 # Read by Ray when it is imported or started, and inherited by every process it starts: set before `import ray`.
@@ -17,24 +19,22 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
-# Only for sessions nobody else can reach; a cluster keeps its token.
-EMBEDDED_ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    # Despite its name: with 0 a node's address is 127.0.0.1 on every system, and Ray's servers then bind to loopback alone.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
 # Set by cluster.yaml: what a cluster that starts with nothing may grow to, "8xCPU:8,GPU:1" (several kinds with ";"), or "1": unknown.
 AUTOSCALING = "CURE_RAY_AUTOSCALING"
-OBJECT_STORE_BYTES = 1 << 29  # states of networks and rows of shards; nothing large lives there
+_directory: list[Path] = []  # of the embedded session that is open in this process
 
 
 @dataclass(frozen=True)
 class Session:
     """What we are connected to."""
 
-    embedded: bool
+    directory: Path | None  # where an embedded session of ours lives; None: somebody else's, or a cluster
     address: str
     resources: Mapping[str, float]
+
+    @property
+    def embedded(self) -> bool:
+        return self.directory is not None
 
     @property
     def cpus(self) -> float:
@@ -45,68 +45,50 @@ class Session:
         return self.resources.get("GPU", 0.0)
 
 
-def _set_environment(values: Mapping[str, str]) -> None:
-    for name, value in values.items():
-        os.environ.setdefault(name, value)
-
-
-def _connect(address: str | None, cpus: int | None, dashboard: bool) -> bool:
-    """Start or join; True if the session is embedded."""
-    _set_environment(ENVIRONMENT)
+def _cluster_address(address: str | None) -> str | None:
+    """The cluster to join: asked for, or in RAY_ADDRESS. None: run on this machine."""
     address = address or os.environ.get("RAY_ADDRESS")
-    if address in ("", "local"):
-        address = None
-    if address is None:
-        _set_environment(EMBEDDED_ENVIRONMENT)
+    return None if address in (None, "", "local") else address
+
+
+@contextmanager
+def _joined_cluster(address: str) -> Iterator[None]:
     import ray
 
-    if address is None:
-        from ray._private import ray_constants
-
-        ray_constants.ENABLE_RAY_CLUSTER = False  # what the variable means, should ray have been imported before it was set
-        try:
-            ray.init(
-                address="local",  # without it Ray joins whatever cluster it finds on this machine
-                num_cpus=cpus,
-                include_dashboard=dashboard,
-                dashboard_host="127.0.0.1",
-                _node_ip_address="127.0.0.1",
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        except Exception as error:  # Ray raises a bare Exception here
-            raise UserError(
-                f"Ray could not start on this machine ({str(error).strip().splitlines()[0]}). Most often it is overloaded, out of memory "
-                "or /tmp is full: free some and run the same command again. `cure-ray doctor` looks at the usual causes."
-            ) from None
-        return True
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with keep_signals():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"no Ray cluster could be reached at {address!r} ({reason}). Start one (`ray start --head`, or `ray up cluster.yaml`), "
             "check the address and RAY_AUTH_TOKEN, or leave --address and RAY_ADDRESS away to run on this machine."
         ) from None
-    return False
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
-def session(address: str | None = None, cpus: int | None = None, dashboard: bool = False) -> Iterator[Session]:
+def session(address: str | None = None, cpus: int | None = None) -> Iterator[Session]:
     """The Ray session to work in. One that is already open is used and left open; one we opened is closed."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     import ray
 
     api: Any = ray  # parts of its interface carry no types
-    opened = not ray.is_initialized()
-    embedded = _connect(address, cpus, dashboard) if opened else ray.get_runtime_context().gcs_address.startswith("127.0.0.1")
-    try:
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            cluster = _cluster_address(address)
+            if cluster is None:
+                _directory.append(stack.enter_context(embedded_ray(cpus)))
+                stack.callback(_directory.clear)
+            else:
+                stack.enter_context(_joined_cluster(cluster))
         resources = dict(api.cluster_resources())
         resources["GPU"] = max(resources.get("GPU", 0.0), sum(node.get("GPU", 0.0) for node in grown_nodes()))
-        yield Session(embedded, ray.get_runtime_context().gcs_address, resources)
-    finally:
-        if opened:
-            ray.shutdown()
+        yield Session(_directory[0] if _directory else None, ray.get_runtime_context().gcs_address, resources)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from optuna.trial import TrialState
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
-from cure_ray.cluster.session import EMBEDDED_ENVIRONMENT, ENVIRONMENT
+from cure_ray.cluster.embedded import reread_token
+from cure_ray.cluster.session import ENVIRONMENT
 from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.cluster.trials.sweep import run_sweep
 from cure_ray.data.images import load_dataset
@@ -56,9 +58,11 @@ def count_aloud() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[object]:
     """A head that runs no work and is never killed, and five worker nodes that are."""
-    os.environ.update({**ENVIRONMENT, **EMBEDDED_ENVIRONMENT, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"})
+    os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     import ray
     from ray.cluster_utils import Cluster
+
+    reread_token()
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(5):

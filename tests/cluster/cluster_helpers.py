@@ -1,6 +1,11 @@
 """Small experiments, comparisons and murder shared by the tests on Ray."""
 
+import json
 import os
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +52,80 @@ def own_processes(title: str) -> list[int]:
         return False
 
     return [pid for pid, line in titles.items() if title in line and pid != os.getpid() and is_ours(pid)]
+
+
+@dataclass(frozen=True)
+class Doors:
+    """Where the processes listen: (interface, port), and the paths of unix sockets (empty: a name only the kernel knows)."""
+
+    tcp: frozenset[tuple[str, int]]
+    unix: frozenset[str]
+
+
+def listening(pids: list[int]) -> Doors:
+    """By the sockets these processes hold."""
+    inodes = set[str]()
+    for pid in pids:
+        try:
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                target = os.readlink(descriptor)
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+        except OSError:  # it ended while we looked
+            continue
+    tcp, unix = set[tuple[str, int]](), set[str]()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                interface, _, port = fields[1].partition(":")
+                tcp.add((interface, int(port, 16)))
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[3], 16) & 0x10000 and fields[6] in inodes:  # __SO_ACCEPTCON: listens
+            unix.add(fields[7] if len(fields) > 7 else "")
+    return Doors(frozenset(tcp), frozenset(unix))
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def intrude(doors: Doors, directory: Path, touched: Path) -> dict[str, Any]:
+    """What another user of this machine gets, who has no token."""
+    order = {"ports": sorted(p for _, p in doors.tcp), "unix": sorted(doors.unix), "directories": [str(directory)], "touched": str(touched)}
+    script = Path(__file__).with_name("intruder.py")
+    done = subprocess.run([sys.executable, str(script), json.dumps(order)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, Any] = json.loads(done.stdout)
+    return answers
+
+
+def assert_refused(answers: dict[str, Any], silent: frozenset[int] = frozenset()) -> None:
+    """Every door: HTTP says 401, gRPC says UNAUTHENTICATED for all that it knows, nothing else answers. `silent` ports have gone since."""
+    for port, statuses in answers["http"].items():
+        by_grpc, redis = answers["grpc"][port], answers["redis"][port]
+        assert redis[:1] not in ("+", "-", "$", "*", ":"), (port, redis)
+        if int(port) in silent:
+            continue
+        if set(statuses) == {401}:
+            assert set(by_grpc) == {"UNAVAILABLE"}, (port, by_grpc)
+        else:
+            assert not any(isinstance(status, int) for status in statuses), (port, statuses)
+            assert set(by_grpc) == {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (port, by_grpc)
+    if answers["user"] != os.getuid():
+        assert set(answers["unix"].values()) <= {"PermissionError"}, answers["unix"]
+        assert set(answers["directories"].values()) == {"PermissionError"}, answers["directories"]
+
+
+def replaceable(path: Path) -> str:
+    """The first part of a path that another user could put something else in the place of; empty: none, or out of their reach."""
+    here = Path(path.anchor)
+    for part in path.parts[1:]:
+        mode = here.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            return ""  # nobody else gets further
+        below = here / part
+        if mode & stat.S_IWOTH and not (mode & stat.S_ISVTX and below.lstat().st_uid in (0, os.getuid())):
+            return str(below)
+        here = below
+    return ""

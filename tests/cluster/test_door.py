@@ -1,0 +1,150 @@
+"""Embedded sessions on a machine that is shared: who may come in, what lies open, and what is left when the driver is killed."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+from cluster_helpers import LOOPBACK, assert_refused, intrude, listening, replaceable
+from intruder import by_grpc
+
+from cure_ray.cluster import watchdog
+from cure_ray.cluster.embedded import private_directory
+from cure_ray.cluster.session import Session
+from cure_ray.errors import UserError
+
+FIXED = {6379, 8265, 10001, 44217, 44227, 52365}  # of a Ray head beside us: GCS, dashboard, client, metrics, agent
+
+
+def members(where: Session) -> list[int]:
+    assert where.directory is not None
+    return [*watchdog.members(str(where.directory), frozenset({os.getpid()})), os.getpid()]
+
+
+def until(happens: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+
+
+def test_no_socket_of_a_session_lets_in_who_has_no_token(ray_session: Session, tmp_path: Path) -> None:
+    """Agents, workers, GCS, raylet, object store and driver: over HTTP, every gRPC method, redis and unix sockets, as `nobody`."""
+    assert ray.get(ray.remote(lambda: 1).remote()) == 1
+    assert ray_session.directory is not None
+    doors, touched = listening(members(ray_session)), Path(tempfile.gettempdir()) / f"intruder-{os.getpid()}"
+    assert len(doors.tcp) >= 7
+    assert {interface for interface, _ in doors.tcp} <= LOOPBACK
+    assert not {port for _, port in doors.tcp} & FIXED
+    assert len(doors.unix) == 2
+    assert all(path.startswith(str(ray_session.directory)) for path in doors.unix)
+    answers = intrude(doors, ray_session.directory, touched)
+    assert_refused(answers)
+    assert answers["methods"] > 100
+    assert not touched.exists()
+    token = (ray_session.directory / "token").read_text()
+    gcs = int(ray_session.address.rpartition(":")[2])
+    known = [("/ray.rpc.NodeInfoGcsService/CheckAlive", False)]
+    assert set(by_grpc(gcs, known)) == {"UNAUTHENTICATED"}
+    assert set(by_grpc(gcs, known, (("authorization", "Bearer wrong"),))) == {"UNAUTHENTICATED"}
+    assert set(by_grpc(gcs, known, (("authorization", f"Bearer {token}"),))) == {"OK"}  # the door is real: the key opens it
+
+
+def test_nothing_of_a_session_lies_where_others_can_replace_it(ray_session: Session) -> None:
+    """Neither what its processes hold open, nor what their command lines name; and no command line shows the token."""
+    assert ray_session.directory is not None
+    assert stat.S_IMODE(ray_session.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((ray_session.directory / "token").stat().st_mode) == 0o600
+    token = (ray_session.directory / "token").read_text()
+    seen = set[Path]()
+    for pid in members(ray_session):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            opened = [os.readlink(d) for d in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        assert token not in line
+        named = [part for word in line.replace("\0", " ").split() for part in word.split("=") if part.startswith("/")]
+        seen |= {Path(text) for text in (*opened, *named) if text.startswith("/") and Path(text).exists()}
+    assert [path for path in seen if path.is_relative_to(ray_session.directory)]
+    assert {str(path): part for path in seen if (part := replaceable(path))} == {}
+
+
+def test_no_child_of_the_driver_inherits_the_session(ray_session: Session) -> None:
+    """A command started from a notebook would take the session's token and mode for a cluster's."""
+    mine = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_enable_metrics_collection"}
+    assert not mine & set(os.environ)
+
+
+def test_private_directories_are_short_and_nobody_else_can_move_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(base: Path) -> Path:
+        monkeypatch.setattr(tempfile, "tempdir", str(base))
+        directory = private_directory()
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        directory.rmdir()
+        return directory.parent
+
+    short = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
+    assert made(short) == short
+    short.chmod(0o777)  # whoever may write here may rename what lies here
+    assert made(short) == Path("/tmp")
+    short.chmod(0o1777)
+    assert made(short) == short
+    short.rmdir()
+    deep = tmp_path / ("d" * 100)  # Ray's sockets would have longer names than the kernel takes
+    deep.mkdir()
+    assert made(deep) == Path("/tmp")
+    monkeypatch.setattr(os, "access", lambda *given: False)
+    with pytest.raises(UserError, match="TMPDIR"):
+        private_directory()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, None], ids=["killed", "closed"])
+def test_a_watchdog_ends_what_a_driver_leaves_and_nothing_else(tmp_path: Path, ending: int | None) -> None:
+    """A driver with one process that writes into the directory, and one that does not; then the driver dies, or says that it is done."""
+    directory = tmp_path / "session"
+    directory.mkdir()
+    (directory / "token").write_text("secret")
+    code = f"""
+import subprocess, sys, time
+from pathlib import Path
+from cure_ray.cluster.embedded import _watch
+directory = Path({str(directory)!r})
+guard = _watch(directory)
+mine = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"], stdout=open(directory / "log", "w"))
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(mine.pid, other.pid, flush=True)
+sys.stdin.read(1)
+guard.stdin.close()
+guard.wait()
+print(mine.wait(), flush=True)
+time.sleep(600)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    mine, other = map(int, driver.stdout.readline().split())
+    until(lambda: (directory / "log").read_text() == "1\n")
+    try:
+        if ending is not None:
+            driver.send_signal(ending)
+            until(lambda: not directory.exists())
+            until(lambda: not Path(f"/proc/{mine}").exists() or "Z" in Path(f"/proc/{mine}/stat").read_text().split()[2])
+        else:
+            driver.stdin.write("\n")
+            driver.stdin.flush()
+            assert driver.stdout.readline() == f"{-signal.SIGKILL}\n"
+            assert not directory.exists()
+            assert driver.poll() is None  # it may go on
+        os.kill(other, 0)
+    finally:
+        os.kill(other, signal.SIGKILL)
+        driver.kill()
+        driver.wait()
