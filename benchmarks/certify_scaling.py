@@ -19,6 +19,7 @@ from sections import context, write_section
 
 from cure_ray.certification.balls import Certifier
 from cure_ray.certification.engines import make_engine
+from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster.certification import Subject, certify_shards
 from cure_ray.cluster.session import session
@@ -82,7 +83,7 @@ def main() -> None:
         samples = Samples("digits", "test", images.pixels(), images.labels)
         engine = make_engine("native", loaded.network, torch.device("cpu"), tuple(samples.images.shape[1:]))
         settings = CascadeSettings(batch=20)
-        job = Job(loaded.digest, "digits", "test", samples.digest, engine.name, engine.version, settings, 0)
+        job = Job.make(network_identity(loaded.network), samples, engine, settings, 0)
         threats = [Ball(norm, loaded.experiment.threats.eps(norm)) for norm in NORMS]
         subject, rates = Subject(loaded.network, samples, "native", 0, Path(scratch) / "bundles"), {}
         for turn, workers in itertools.product(range(TURNS), (1, 2)):

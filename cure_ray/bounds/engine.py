@@ -1,7 +1,8 @@
 """What a bound engine is: the one protocol behind which the native engine and auto_LiRPA stand."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -44,6 +45,7 @@ class Engine(Protocol):
     name: str
     version: str
     stages: tuple[Stage, ...]  # what this engine offers, cheapest first
+    options: Mapping[str, Any]  # everything it was made with that a bound may depend on, in JSON's types: part of a job's identity
 
     def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: bool = True) -> Problem: ...
 

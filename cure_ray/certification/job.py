@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from cure_ray import __version__
 from cure_ray.attacks import AttackSettings
-from cure_ray.bounds.engine import STAGES
+from cure_ray.bounds.engine import STAGES, Engine
 from cure_ray.certification.verdict import SCHEMA_VERSION
+from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError, nearest
 from cure_ray.threats.balls import Ball
 
@@ -43,30 +45,22 @@ class CascadeSettings:
         object.__setattr__(self, "stages", ordered)
 
     def key(self) -> dict[str, Any]:
-        extra = {name: True for name in ("patch_precheck", "separate_logits") if getattr(self, name)}  # off: as before there were any
-        return {
-            **extra,
-            "stages": list(self.stages),
-            "seconds": self.seconds,
-            "nodes": self.nodes,
-            "attack_steps": self.attack.steps,
-            "attack_restarts": self.attack.restarts,
-            "box": self.box,
-        }
+        """Every field but the sizes of batches, by construction: a new one cannot be forgotten."""
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "batch"}
+        attack = {name: value for name, value in asdict(self.attack).items() if name != "rows"}
+        return {**known, "stages": list(self.stages), "attack": attack}
 
     @staticmethod
     def of(key: Mapping[str, Any]) -> "CascadeSettings":
-        """The settings `key` was made of, but for the batch size."""
-        attack = AttackSettings(steps=key["attack_steps"], restarts=key["attack_restarts"])
-        extra = (key.get("patch_precheck", False), key.get("separate_logits", False))
-        return CascadeSettings(tuple(key["stages"]), key["seconds"], key["nodes"], attack, key["box"], 50, *extra)
+        """The settings `key` was made of, but for the sizes of batches."""
+        return CascadeSettings(**{**key, "stages": tuple(key["stages"]), "attack": AttackSettings(**key["attack"])})
 
 
 @dataclass(frozen=True)
 class Job:
-    """A checkpoint, its data and how it is certified. Two jobs with the same run_id give the same verdicts."""
+    """A network, its data and how it is certified. Two jobs with the same run_id give the same verdicts."""
 
-    checkpoint_digest: str
+    checkpoint_digest: str  # the network's identity (certification/identity.py)
     dataset: str
     split: str
     data_digest: str
@@ -75,6 +69,8 @@ class Job:
     settings: CascadeSettings
     seed: int
     union_only: bool = False
+    engine_options: str = "{}"  # what the engine was made with, as JSON
+    program: str = __version__  # attacks, replays and the order of stages are this program's, whichever engine bounds
 
     def key(self) -> dict[str, Any]:
         return {
@@ -88,7 +84,23 @@ class Job:
             "settings": self.settings.key(),
             "seed": self.seed,
             "union_only": self.union_only,
+            "engine_options": json.loads(self.engine_options),
+            "program": self.program,
         }
+
+    @staticmethod
+    def make(identity: str, samples: Samples, engine: Engine, settings: CascadeSettings, seed: int, union_only: bool = False) -> "Job":
+        """The job of certifying these samples; `identity` is `network_identity` of the network the engine bounds."""
+        options = json.dumps(engine.options, sort_keys=True)
+        data = (samples.dataset, samples.split, samples.digest)
+        return Job(identity, *data, engine.name, engine.version, settings, seed, union_only, options)
+
+    @staticmethod
+    def of(key: Mapping[str, Any]) -> "Job":
+        """The job `key` was made of."""
+        known = {f.name: key[f.name] for f in fields(Job)}
+        options = json.dumps(key["engine_options"], sort_keys=True)
+        return Job(**{**known, "settings": CascadeSettings.of(key["settings"]), "engine_options": options})
 
     @property
     def run_id(self) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SKIPPED = "skipped"  # stage of a row that --union-only never looked at
 
 

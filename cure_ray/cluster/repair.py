@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cure_ray.certification.engines import engine_version
-from cure_ray.certification.job import CascadeSettings, Job, Shard, plan
+import torch
+
+from cure_ray.certification.engines import engine_version, make_engine
+from cure_ray.certification.identity import network_identity
+from cure_ray.certification.job import Job, Shard, plan
 from cure_ray.cluster.certification import Subject, certify_shards
 from cure_ray.config import Experiment
 from cure_ray.data.images import load_dataset
@@ -76,20 +79,17 @@ def _absent(store: Store, goal: Mapping[str, Any]) -> bool:
 
 def _job(goal: Mapping[str, Any]) -> Job:
     """The job a plan was written for; its hash says whether this version of the program still means the same by it."""
-    job = Job(
-        goal["checkpoint_digest"],
-        goal["dataset"],
-        goal["split"],
-        goal["data_digest"],
-        goal["engine"],
-        goal["engine_version"],
-        CascadeSettings.of(goal["settings"]),
-        goal["seed"],
-        goal["union_only"],
-    )
+    try:
+        job = Job.of(goal)
+    except (KeyError, TypeError):
+        raise _foreign(goal) from None
     if job.run_id != goal["run_id"]:
-        raise UserError(f"run {goal['run_id']} was made by another version of cure_ray: certify it again instead of repairing it")
+        raise _foreign(goal)
     return job
+
+
+def _foreign(goal: Mapping[str, Any]) -> UserError:
+    return UserError(f"run {goal['run_id']} was made by another version of cure_ray: certify it again instead of repairing it")
 
 
 def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> list[Any]:
@@ -115,13 +115,17 @@ def _recompute(store: Store, goal: Mapping[str, Any], workers: int, data_dir: st
             "`cure-ray certify` command again, which computes what is missing"
         )
     loaded = load_checkpoint(where)
-    if loaded.digest != job.checkpoint_digest:
-        raise UserError(f"{where} holds another checkpoint now ({loaded.digest[:12]}, not {job.checkpoint_digest[:12]})")
+    identity = network_identity(loaded.network)
+    if identity != job.checkpoint_digest:
+        raise UserError(f"{where} holds another checkpoint now ({identity[:12]}, not {job.checkpoint_digest[:12]})")
     split: Any = job.split
     images = load_dataset(loaded.experiment.dataset.model_copy(update={"augment": False}), split, data_dir)
     samples = Samples(job.dataset, job.split, images.pixels(), images.labels)
     if samples.digest != job.data_digest:
         raise UserError(f"the {job.split} images of {job.dataset} here are not those that were certified (digest {samples.digest})")
+    engine = make_engine(job.engine, loaded.network, torch.device("cpu"), tuple(samples.images.shape[1:]))
+    if job != Job.make(identity, samples, engine, job.settings, job.seed, job.union_only):
+        raise _foreign(goal)
     bundles = Path(store.root if "://" not in store.root else ".").absolute() / "soundness-failure"
     threats = _threats(store, goal, loaded.experiment)
     shards, alike = list[Shard](), defaultdict[tuple[int, ...], list[Any]](list)

@@ -96,7 +96,7 @@ def certify(
         check_samples(subject.samples, subject.network)
         root = root or (f"certificates/{subject.name}-{subject.digest[:8]}" if len(runs) == 1 else f"certificates/{len(runs)}-checkpoints")
         many = add or len(runs) > 1
-        tasks.append(_task(subject, chosen, settings, indices, split, engine, seed, union_only, where, root, many, workers))
+        tasks.append(_task(subject, chosen, settings, indices, engine, seed, union_only, where, root, many, workers))
     assert root is not None
     store = Store.open(root)
     with Reporter(sum(t.total for t in tasks), quiet) as reporter:
@@ -159,8 +159,8 @@ def _indices(subject: "Subject", samples: int | None, split: str, own_data: bool
 
 
 def _task(
-    subject: "Subject", threats: "list[Ball]", settings: "CascadeSettings", indices: list[int], split: str, engine: str,
-    seed: int, union_only: bool, device: "torch.device", root: str, many: bool, workers: int,
+    subject: "Subject", threats: "list[Ball]", settings: "CascadeSettings", indices: list[int], engine: str, seed: int,
+    union_only: bool, device: "torch.device", root: str, many: bool, workers: int,
 ) -> _Task:  # fmt: skip
     from cure_ray.certification.balls import Certifier
     from cure_ray.certification.engines import make_engine
@@ -169,8 +169,8 @@ def _task(
     from cure_ray.results.store import Store
 
     judge = make_engine(engine, subject.network, device, tuple(subject.samples.images.shape[1:]))
-    job = Job(subject.digest, subject.samples.dataset, split, subject.samples.digest, judge.name, judge.version, settings, seed, union_only)
-    done = Store.create(root, job.dataset, split, job.data_digest, many).begin(job, threats, indices, describe(subject, device))
+    job = Job.make(subject.digest, subject.samples, judge, settings, seed, union_only)
+    done = Store.create(root, job.dataset, job.split, job.data_digest, many).begin(job, threats, indices, describe(subject, device))
     if union_only:
         pilot = indices[:16]
         x, y = subject.samples.images[pilot].to(device), subject.samples.labels[pilot].to(device)

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """A network, its images, and what is known of it."""
+    """A network, its images, and what is known of it. `digest` is the identity of what the network computes."""
 
-    def __init__(self, network: "nn.Module", digest: str, name: str, samples: "Samples", threats: "list[Ball]",
-                 defaults: "Certification | None", about: dict[str, Any]) -> None:  # fmt: skip
-        self.network, self.digest, self.name, self.samples = network, digest, name, samples
-        self.threats, self.defaults, self.about = threats, defaults, about
+    def __init__(self, network: "nn.Module", name: str, samples: "Samples", threats: "list[Ball]", defaults: "Certification | None",
+                 about: dict[str, Any]) -> None:  # fmt: skip
+        from cure_ray.certification.identity import network_identity
+        from cure_ray.runs.checkpoints import state_digest
+
+        self.network, self.digest, self.name, self.samples = network, network_identity(network), name, samples
+        self.threats, self.defaults, self.about = threats, defaults, {**about, "weights_digest": state_digest(network.state_dict())}
 
 
 def load_subject(
@@ -28,7 +31,7 @@ def load_subject(
     onnx: Path | None = None,
 ) -> Subject:  # fmt: skip
     from cure_ray.interchange.foreign import load_foreign_network, load_npz
-    from cure_ray.runs.checkpoints import load_checkpoint, state_digest
+    from cure_ray.runs.checkpoints import load_checkpoint
 
     if (checkpoint is not None) + (network is not None) + (onnx is not None) != 1:
         raise UserError(
@@ -44,7 +47,7 @@ def load_subject(
         module = load_foreign_network(network, weights)
         about: dict[str, Any] = {"network": network, "weights": str(weights) if weights else None, "data": str(data)}
         name = (weights.stem if weights else network.partition(":")[2]).replace("/", "-")
-        return Subject(module, state_digest(module.state_dict()), name, load_npz(data), [], None, about)
+        return Subject(module, name, load_npz(data), [], None, about)
     from cure_ray.threats.balls import Ball
     from cure_ray.threats.norms import NORMS
 
@@ -58,7 +61,7 @@ def load_subject(
         "epoch": loaded.epoch, "checkpoint": str(loaded.path.absolute()),
         "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}), **_trained(loaded.path),
     }  # fmt: skip
-    return Subject(loaded.network, loaded.digest, experiment.name, samples, threats, experiment.certification, about)
+    return Subject(loaded.network, experiment.name, samples, threats, experiment.certification, about)
 
 
 def _trained(checkpoint: Path) -> dict[str, Any]:
@@ -97,14 +100,13 @@ def clean_accuracy(subject: Subject, device: "torch.device") -> dict[str, int]:
 def _from_onnx(onnx: Path, data: Path | None) -> Subject:
     from cure_ray.interchange import load_onnx
     from cure_ray.interchange.foreign import load_npz
-    from cure_ray.runs.checkpoints import state_digest
 
     if data is None:
         raise UserError("--onnx needs --data file.npz with the images and labels to certify")
     samples = load_npz(data)
     channels, height, width = samples.images.shape[1:]
     network = load_onnx(onnx, (channels, height, width))
-    return Subject(network, state_digest(network.state_dict()), onnx.stem, samples, [], None, {"onnx": str(onnx), "data": str(data)})
+    return Subject(network, onnx.stem, samples, [], None, {"onnx": str(onnx), "data": str(data)})
 
 
 def _dataset(config: Any, split: str, data_dir: Path | None) -> "Samples":

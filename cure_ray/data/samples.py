@@ -21,7 +21,8 @@ class Samples:
 
     @property
     def digest(self) -> str:
-        digest = hashlib.sha256(str(tuple(self.images.shape)).encode())
+        """SHA-256 of the shape, every pixel and every label."""
+        digest = hashlib.sha256(f"{self.images.dtype}{tuple(self.images.shape)}".encode())
         for tensor in (self.images, self.labels.to(torch.int64)):
             digest.update(tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return digest.hexdigest()

@@ -12,9 +12,11 @@ from cure_ray.errors import UserError
 _COLUMNS: tuple[tuple[str, pa.DataType, bool, str], ...] = (
     ("schema_version", pa.int32(), False, "Version of this schema; readers refuse a newer one."),
     ("run_id", pa.string(), False,
-     "Hash of everything that can change a verdict but the samples and threats: checkpoint, data, engine, settings, seed."),
+     "Hash of everything that can change a verdict but the samples and threats: network, data, engine and its options, settings, "
+     "seed, version of the program. `plans/<run_id>.json` holds all of it."),
     ("checkpoint_digest", pa.string(), False,
-     "SHA-256 of the network's weights. `runs/<digest>.json` says how it was trained (method, seed, experiment)."),
+     "Identity of the certified network: SHA-256 of the function it computes (every operation, layer, constant and weight, in order). "
+     "`runs/<digest>.json` says how it was made (method, seed, experiment) and holds the digest of the weights alone."),
     ("dataset", pa.string(), False, "Data set, or the name of the file the images came from."),
     ("split", pa.string(), False, "train, validation or test."),
     ("sample_index", pa.int64(), False, "Position of the image in its split (or file), from 0."),
@@ -74,13 +76,23 @@ def from_table(table: pa.Table) -> list[Verdict]:
     ]
 
 
+def outdated(where: str, version: int) -> str:
+    """Up to schema 1 a row was bound to a network's weights alone: one with another stride, eps or normalisation had the same name."""
+    return (
+        f"{where} holds verdicts of schema version {version} (cure_ray 0.2 or older), which name a network by its weights alone and not by "
+        f"what it computes: they are neither read nor continued. Certify again into another directory (version {SCHEMA_VERSION} now)."
+    )
+
+
 def check_schema(schema: pa.Schema, where: str) -> None:
-    """UserError unless a file has this schema's columns in this or an older version."""
+    """UserError unless a file has this schema's columns and version."""
     version = (schema.metadata or {}).get(b"schema_version")
     if version is None:
         raise UserError(f"{where} is not a verdict file of cure_ray: it has no schema_version in its metadata")
     if int(version) > SCHEMA_VERSION:
         raise UserError(f"{where} has schema version {int(version)}, this cure_ray reads up to {SCHEMA_VERSION}: upgrade cure_ray")
+    if int(version) < SCHEMA_VERSION:
+        raise UserError(outdated(where, int(version)))
     missing = [name for name in SCHEMA.names if name not in schema.names]
     if missing:
         raise UserError(f"{where} lacks the columns {', '.join(missing)}")

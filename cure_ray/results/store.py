@@ -22,7 +22,7 @@ from cure_ray.certification.job import Job, Shard
 from cure_ray.certification.verdict import SCHEMA_VERSION, Verdict
 from cure_ray.errors import UserError
 from cure_ray.results.files import Files
-from cure_ray.results.schema import KEY, SCHEMA, check_schema, to_table
+from cure_ray.results.schema import KEY, SCHEMA, check_schema, outdated, to_table
 from cure_ray.threats.balls import Ball
 
 _JOB = b"cure_ray_job"  # file metadata: the job as JSON, so that every shard explains itself
@@ -50,6 +50,7 @@ class Store:
                 raise UserError(f"{root} is not empty and holds no results of cure_ray; choose another directory")
             store.files.write_json("store.json", identity)
             return store
+        store._check_version(found)
         for key in ("dataset", "split", "data_digest"):
             if found[key] != identity[key]:
                 raise UserError(
@@ -67,9 +68,15 @@ class Store:
         found = store.files.read_json("store.json")
         if found is None:
             raise UserError(f"{root} holds no results; `cure-ray certify ... --out {root}` makes them")
-        if found["schema_version"] > SCHEMA_VERSION:
-            raise UserError(f"{root} has schema version {found['schema_version']}, newer than {SCHEMA_VERSION}: upgrade cure_ray")
+        store._check_version(found)
         return store
+
+    def _check_version(self, found: Mapping[str, Any]) -> None:
+        version = found["schema_version"]
+        if version > SCHEMA_VERSION:
+            raise UserError(f"{self.root} has schema version {version}, newer than {SCHEMA_VERSION}: upgrade cure_ray")
+        if version < SCHEMA_VERSION:
+            raise UserError(outdated(self.root, version))
 
     # ------------------------------------------------------------ runs
 

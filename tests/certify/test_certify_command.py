@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import save_file
 
 from cure_ray.certification import shard as runner
+from cure_ray.certification.identity import network_identity
 from cure_ray.commands import certify as command
 from cure_ray.config import parse_experiment
 from cure_ray.errors import UserError
 from cure_ray.networks.build import new_network
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
-from cure_ray.runs.checkpoints import save_checkpoint
+from cure_ray.runs.checkpoints import load_checkpoint, save_checkpoint
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.text import parse_balls
 
@@ -146,9 +147,11 @@ def test_a_checkpoint_brings_its_data_radii_and_history(tmp_path: Path, capsys: 
     frame = store.read().to_pandas()
     assert len(frame) == 18
     assert set(frame.threat) == {"linf=0.1", "l2=0.5", "l1=1"}
-    assert set(frame.checkpoint_digest) == {digest}
-    assert store.about(digest)["method"] == experiment.training.method
-    assert store.about(digest)["seed"] == 0
+    (identity,) = set(frame.checkpoint_digest)
+    assert identity == network_identity(load_checkpoint(tmp_path / "epoch_0001").network)
+    assert store.about(identity)["weights_digest"] == digest
+    assert store.about(identity)["method"] == experiment.training.method
+    assert store.about(identity)["seed"] == 0
 
 
 def test_a_checkpoint_brings_its_threats_of_every_family(tmp_path: Path) -> None:

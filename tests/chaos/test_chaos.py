@@ -26,6 +26,7 @@ from cluster_helpers import files_of, own_processes, tiny
 from optuna.trial import TrialState
 
 from cure_ray.certification.engines import make_engine
+from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
 from cure_ray.cluster.embedded import reread_token
@@ -241,7 +242,7 @@ def test_certification_loses_workers_shards_and_disks_and_gives_the_same_table(n
     engine = make_engine("native", loaded.network, torch.device("cpu"), (1, 8, 8))
     threats = [Ball("linf", 0.02), Ball("l2", 0.1), Ball("l1", 0.2)]
     settings = CascadeSettings(("ibp", "crown-ibp", "attack", "crown"), batch=10)
-    job = Job(loaded.digest, "digits", "test", samples.digest, engine.name, engine.version, settings, 0)
+    job = Job.make(network_identity(loaded.network), samples, engine, settings, 0)
     subject = shards.Subject(loaded.network, samples, "native", 0, tmp_path / "bundles")
 
     def certify(root: Path, workers: int, compact: bool = False) -> Store:

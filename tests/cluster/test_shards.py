@@ -13,6 +13,7 @@ import torch
 from cluster_helpers import own_processes, tiny
 
 from cure_ray.certification.engines import make_engine
+from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
 from cure_ray.cluster.session import Session
@@ -38,7 +39,7 @@ def certify(checkpoint: Checkpoint, root: str, workers: int, count: int = 40) ->
     images = load_dataset(checkpoint.experiment.dataset, "test")
     samples = Samples("digits", "test", images.pixels(), images.labels)
     engine = make_engine("native", checkpoint.network, torch.device("cpu"), (1, 8, 8))
-    job = Job(checkpoint.digest, "digits", "test", samples.digest, engine.name, engine.version, SETTINGS, 0)
+    job = Job.make(network_identity(checkpoint.network), samples, engine, SETTINGS, 0)
     store = Store.create(root, "digits", "test", samples.digest)
     done = store.begin(job, THREATS, range(count), {"name": "tiny"})
     parts = plan(job, THREATS, range(count), done, 10)

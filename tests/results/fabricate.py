@@ -6,6 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
+from cure_ray.certification.verdict import SCHEMA_VERSION
 from cure_ray.results.study import RunInfo
 
 THREATS = (("linf", 0.1), ("l2", 0.35), ("l1", 0.7))
@@ -64,7 +65,7 @@ def verdicts(
                 parts[name].append(values)
     frame = pd.DataFrame({name: np.concatenate(values) for name, values in parts.items()})
     return frame.assign(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         dataset=dataset,
         split="test",
         family="lp",

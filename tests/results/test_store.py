@@ -1,11 +1,13 @@
 """The store keeps what was finished, refuses what does not belong together, and names what is wrong with it."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -246,6 +248,55 @@ def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({"schema_version": "99"}), file)
     with pytest.raises(UserError, match=r"schema version 99.*upgrade"):
         store.read()
+
+
+def test_a_store_that_knows_networks_by_their_weights_alone_is_neither_read_nor_continued(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    store = create(str(root))
+    fill(store, JOB, [LINF], [0])
+    about = json.loads((root / "store.json").read_text())
+    (root / "store.json").write_text(json.dumps({**about, "schema_version": 1}))
+    for use in (lambda: create(str(root)), lambda: Store.open(root)):
+        with pytest.raises(UserError, match=r"cure_ray 0\.2 or older.*another directory"):
+            use()
+    (root / "store.json").write_text(json.dumps(about))
+    file = next((root / "verdicts").iterdir())
+    pq.write_table(pq.read_table(file).replace_schema_metadata({"schema_version": "1"}), file)
+    with pytest.raises(UserError, match=r"cure_ray 0\.2 or older"):
+        store.read()
+
+
+def other(value: Any) -> Any:
+    """Another value of the same type."""
+    if dataclasses.is_dataclass(value):
+        field = dataclasses.fields(value)[0].name
+        return dataclasses.replace(value, **{field: other(getattr(value, field))})  # type: ignore[type-var]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, tuple):
+        return value[:-1]
+    return '{"iterations": 21}' if value == "{}" else value + "x"
+
+
+def test_whatever_is_changed_in_a_job_or_its_settings_makes_another_run() -> None:
+    """By going through the fields, so that one added tomorrow is asked for too."""
+    seen = {JOB.run_id}
+    jobs = [dataclasses.replace(JOB, **{f.name: other(getattr(JOB, f.name))}) for f in dataclasses.fields(Job)]
+    plain = JOB.settings
+    fields = [f.name for f in dataclasses.fields(CascadeSettings) if f.name not in ("batch", "attack", "stages")]
+    settings = [dataclasses.replace(plain, **{name: other(getattr(plain, name))}) for name in fields]
+    attacks = [f.name for f in dataclasses.fields(AttackSettings) if f.name != "rows"]
+    settings += [
+        dataclasses.replace(plain, attack=dataclasses.replace(plain.attack, **{n: other(getattr(plain.attack, n))})) for n in attacks
+    ]
+    jobs += [dataclasses.replace(JOB, settings=s) for s in settings]
+    for job in jobs:
+        assert job.run_id not in seen, job
+        seen.add(job.run_id)
+        assert Job.of(json.loads(json.dumps(job.key()))) == job
+    assert dataclasses.replace(JOB, settings=dataclasses.replace(plain, batch=7)).run_id == JOB.run_id
 
 
 def test_a_process_killed_while_writing_leaves_no_half_shard(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +75,7 @@ class LirpaEngine:
         self.input_shape: tuple[int, int, int] = shape
         self._lirpa = lirpa
         self._prepared = lirpa_graph.prepare(copy.deepcopy(network).to(self.device), shape)
+        self.options: Mapping[str, Any] = {"alpha_iterations": alpha_iterations, "alpha_learning_rate": alpha_learning_rate}
         self._options = {
             # One alpha per neuron and specification. The sparse storage of 0.3 breaks on convolutions with more than
             # 512 unstable neurons.

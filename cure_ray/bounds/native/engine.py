@@ -4,9 +4,9 @@ float32 searches, float64 decides: a positive margin in a sample whose margins a
 bounds included, and lowered by what rounding can have added (docs/soundness.md).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,10 @@ class NativeEngine:
         self.memory_budget, self.hidden, self.work_limit = memory_budget, hidden, work_limit
         self.iterations, self.hidden_iterations, self.stop_early = iterations, hidden_iterations, stop_early
         self.branching = branching or Settings()
+        self.options: Mapping[str, Any] = {
+            "hidden": hidden, "iterations": iterations, "hidden_iterations": hidden_iterations, "work_limit": work_limit,
+            "stop_early": stop_early, "branching": asdict(self.branching),
+        }  # fmt: skip
         self.backoffs: list[str] = []  # every time memory ran out and the batch was halved
         self.search: Compiled | None = None
         self.decide: Compiled | None = None
