@@ -9,8 +9,8 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
-    "errors", "seeding", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange", "certification",
-    "search", "results", "cluster", "api", "commands", "cli", "__main__",
+    "errors", "seeding", "catalogue", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange",
+    "certification", "search", "results", "cluster", "api", "commands", "cli", "__main__",
 )  # fmt: skip
 OUTSIDE = {
     "ray": {"cluster"},

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from cure_ray.catalogue.published import PUBLISHED
 from cure_ray.config import Dataset
 from cure_ray.data import _torchvision_compat
 from cure_ray.data import files as datafiles
@@ -66,7 +67,7 @@ def test_a_missing_data_set_names_every_file_and_directory(tmp_path: Path, monke
     with pytest.raises(UserError) as caught:
         datafiles.read_split("mnist", "train", tmp_path / "option", download=False)
     message = str(caught.value)
-    for piece in (*datafiles.FILES["mnist"], str(tmp_path / "option"), str(tmp_path / "env"), str(tmp_path / "cache" / "cure_ray")):
+    for piece in (*PUBLISHED["mnist"].files, str(tmp_path / "option"), str(tmp_path / "env"), str(tmp_path / "cache" / "cure_ray")):
         assert piece in message
     assert message.index("option") < message.index(str(tmp_path / "env")) < message.index("cache")
 

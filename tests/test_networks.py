@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from cure_ray.config import load_experiment
-from cure_ray.data.images import MEAN_STD
 from cure_ray.networks.build import build_network, new_network
 from cure_ray.networks.models import Normalize, cnn7, conv_small, mlp, parameter_count
 
@@ -42,8 +41,8 @@ def test_every_network_maps_images_to_logits_at_any_width(make, shape) -> None: 
 def test_ibp_initialisation_spares_the_last_layer_and_all_biases() -> None:
     experiment = load_experiment("mnist-small", ["network.width=0.25"])
     config = experiment.network
-    ibp = build_network(config, experiment.dataset, *MEAN_STD["mnist"], seed=3)
-    default = build_network(config.model_copy(update={"init": "default"}), experiment.dataset, *MEAN_STD["mnist"], seed=3)
+    ibp = build_network(config, experiment.dataset, seed=3)
+    default = build_network(config.model_copy(update={"init": "default"}), experiment.dataset, seed=3)
     affine = [(a, b) for a, b in zip(ibp, default, strict=True) if isinstance(a, nn.Conv2d | nn.Linear)]
     for ours, theirs in affine[:-1]:
         fan_in = ours.weight[0].numel()

@@ -12,10 +12,11 @@ def data(data_dir: DataDirOption = None) -> None:
     Looked for in --data-dir, then the directory in CURE_RAY_DATA, then the user cache; the first download goes to the first of
     these. `digits` is always there.
     """
-    from cure_ray.data.files import FILES, check
+    from cure_ray.catalogue.published import PUBLISHED
+    from cure_ray.data.files import check
 
     table = Table("data set", "state", "where", "what", box=None, pad_edge=False)
-    for name in FILES:
+    for name in PUBLISHED:
         found = check(name, data_dir)
         colour = {"ok": "green", "missing": "yellow", "damaged": "red"}[found.state]
         table.add_row(found.name, f"[{colour}]{found.state}[/]", found.directory, found.detail)

@@ -14,11 +14,10 @@ from cure_ray.config.files import (
     resolve,
 )
 from cure_ray.config.methods import METHODS, Method
-from cure_ray.config.problem import IMAGE_SHAPES, Dataset, NetworkConfig, Threats
+from cure_ray.config.problem import Dataset, NetworkConfig, Threats
 from cure_ray.config.training import Attack, Regions, Training
 
 __all__ = [
-    "IMAGE_SHAPES",
     "METHODS",
     "PRESETS",
     "Attack",

@@ -5,26 +5,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from cure_ray.catalogue.published import PUBLISHED, DatasetRow, Shape
 from cure_ray.config._base import Model, Positive, Radius
 from cure_ray.threats.norms import NORMS, Norm
 
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tinyimagenet"]
-IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
-    "digits": (1, 8, 8),
-    "mnist": (1, 28, 28),
-    "fashion-mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-    "tinyimagenet": (3, 64, 64),
-}
-TRAIN_SIZES: dict[str, int] = {
-    "digits": 1437,
-    "mnist": 60000,
-    "fashion-mnist": 60000,
-    "cifar10": 50000,
-    "cifar100": 50000,
-    "tinyimagenet": 100000,
-}
 
 
 class Dataset(Model):
@@ -50,20 +35,28 @@ class Dataset(Model):
     )
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        channels, height, width = IMAGE_SHAPES[self.name]
-        if self.name == "tinyimagenet":
-            height = width = self.crop or 56
-        return channels, height, width
+    def row(self) -> DatasetRow:
+        """What the data set is."""
+        return PUBLISHED[self.name]
+
+    @property
+    def side(self) -> int | None:
+        """Side of the crop that is used; None: the whole image."""
+        return None if self.row.crop is None else self.crop or self.row.crop
+
+    @property
+    def input_shape(self) -> Shape:
+        channels, height, width = self.row.shape
+        return (channels, height, width) if self.side is None else (channels, self.side, self.side)
 
     @property
     def num_classes(self) -> int:
-        return {"cifar100": 100, "tinyimagenet": 200}.get(self.name, 10)
+        return self.row.classes
 
     @property
     def pool_size(self) -> int:
         """Images available for training and validation together."""
-        return min(self.train_samples or TRAIN_SIZES[self.name], TRAIN_SIZES[self.name])
+        return min(self.train_samples or self.row.train, self.row.train)
 
     @property
     def validation_size(self) -> int:
@@ -75,7 +68,7 @@ class Dataset(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.crop is not None and self.name != "tinyimagenet":
+        if self.crop is not None and self.row.crop is None:
             raise ValueError(f"crop applies to tinyimagenet only, not to {self.name}")
         if self.validation_size >= self.pool_size:
             raise ValueError(f"validation={self.validation} leaves no training image of {self.pool_size}")

@@ -12,22 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cure_ray.catalogue.published import PUBLISHED
 from cure_ray.data._torchvision_compat import import_torchvision_datasets
 from cure_ray.errors import UserError
 
 Source = Literal["train", "test"]
-_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-
-# The files that make a data set, relative to a data directory.
-FILES: dict[str, tuple[str, ...]] = {
-    "digits": (),
-    "mnist": tuple(f"MNIST/raw/{name}" for name in _IDX),
-    "fashion-mnist": tuple(f"FashionMNIST/raw/{name}" for name in _IDX),
-    "cifar10": tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")),
-    "cifar100": ("cifar-100-python/train", "cifar-100-python/test"),
-    "tinyimagenet": tuple(f"tiny-imagenet-200/{name}" for name in ("wnids.txt", "train", "val/images", "val/val_annotations.txt")),
-}
-_TORCHVISION = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 def user_cache() -> Path:
@@ -43,14 +32,14 @@ def search_path(data_dir: str | Path | None = None) -> list[Path]:
 def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
     """The first directory that holds every file of the data set."""
     for directory in search_path(data_dir):
-        if all((directory / file).exists() for file in FILES[name]):
+        if all((directory / file).exists() for file in PUBLISHED[name].files):
             return directory
     return None
 
 
 def _missing_message(name: str, data_dir: str | Path | None, reason: str) -> str:
     places = "\n".join(f"  {d}" for d in search_path(data_dir))
-    files = "\n".join(f"  {f}" for f in FILES[name])
+    files = "\n".join(f"  {f}" for f in PUBLISHED[name].files)
     return (
         f"data set {name} not found. Looked for these files:\n{files}\nin these directories, in this order:\n{places}\n{reason}"
         "Put the files into one of them, or name their directory with --data-dir or the variable CURE_RAY_DATA."
@@ -61,12 +50,12 @@ def _find_or_download(name: str, data_dir: str | Path | None, download: bool) ->
     found = locate(name, data_dir)
     if found is not None:
         return found
-    if name == "tinyimagenet":
+    if not PUBLISHED[name].torchvision:
         raise UserError(_missing_message(name, data_dir, "It is not downloaded automatically: unpack tiny-imagenet-200.zip yourself.\n"))
     if not download:
         raise UserError(_missing_message(name, data_dir, ""))
     target = search_path(data_dir)[0]
-    kind = getattr(import_torchvision_datasets(), _TORCHVISION[name])
+    kind = getattr(import_torchvision_datasets(), PUBLISHED[name].torchvision)
     try:
         target.mkdir(parents=True, exist_ok=True)
         kind(str(target), train=True, download=True)
@@ -90,7 +79,7 @@ def _read_digits(source: Source) -> tuple[Tensor, Tensor, int]:
 def _read_torchvision(name: str, source: Source, root: Path) -> tuple[Tensor, Tensor, int]:
     """torchvision checks the MD5 of the CIFAR files before it reads them, so only their known content is ever unpickled."""
     try:
-        data = getattr(import_torchvision_datasets(), _TORCHVISION[name])(str(root), train=source == "train", download=False)
+        data = getattr(import_torchvision_datasets(), PUBLISHED[name].torchvision)(str(root), train=source == "train", download=False)
     except (RuntimeError, ValueError, EOFError, OSError) as error:
         raise UserError(f"data set {name} in {root} is damaged: {error}. Delete it there and run again to download it anew.") from None
     raw = torch.as_tensor(data.data)
@@ -128,14 +117,12 @@ def _read_tinyimagenet(source: Source, root: Path) -> tuple[Tensor, Tensor, int]
 def _read(name: str, source: Source, root: Path | None) -> tuple[Tensor, Tensor, int]:
     if root is None:
         return _read_digits(source)
-    if name == "tinyimagenet":
-        return _read_tinyimagenet(source, root)
-    return _read_torchvision(name, source, root)
+    return _read_torchvision(name, source, root) if PUBLISHED[name].torchvision else _read_tinyimagenet(source, root)
 
 
 def read_split(name: str, source: Source, data_dir: str | Path | None, download: bool) -> tuple[Tensor, Tensor, int]:
     """Raw uint8 images [N,C,H,W], labels, and the level that means 1.0."""
-    return _read(name, source, None if name == "digits" else _find_or_download(name, data_dir, download))
+    return _read(name, source, _find_or_download(name, data_dir, download) if PUBLISHED[name].files else None)
 
 
 @dataclass(frozen=True)
@@ -161,12 +148,13 @@ def _idx_problem(path: Path) -> str | None:
 
 def check(name: str, data_dir: str | Path | None = None) -> Presence:
     """Whether a data set is present, where, and whether its files are what they should be."""
-    if name == "digits":
-        return Presence(name, "scikit-learn", "ok", "1437 training and 360 test images, 8x8")
+    row = PUBLISHED[name]
+    if not row.files:
+        return Presence(name, "scikit-learn", "ok", f"{row.train} training and {row.test} test images, 8x8")
     root = locate(name, data_dir)
     if root is None:
         return Presence(name, "", "missing", "not in " + ", ".join(map(str, search_path(data_dir))))
-    for file in FILES[name]:
+    for file in row.files:
         problem = _idx_problem(root / file) if "ubyte" in file else None
         if problem:
             return Presence(name, str(root), "damaged", problem)

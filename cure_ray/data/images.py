@@ -1,4 +1,4 @@
-"""Images as tensors: six data sets, a fixed validation split, and augmentation that is reproducible per (seed, epoch, sample).
+"""Images as tensors: a fixed validation split, and augmentation that is reproducible per (seed, epoch, sample).
 
 A whole split lives in one uint8 tensor on the training device; a batch is one gather. There is no loader process to seed.
 """
@@ -15,15 +15,6 @@ from cure_ray.config import Dataset
 from cure_ray.data.files import Source, read_split
 
 Split = Literal["train", "validation", "test"]
-
-MEAN_STD: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "digits": ((0.0,), (1.0,)),
-    "mnist": ((0.0,), (1.0,)),
-    "fashion-mnist": ((0.0,), (1.0,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "tinyimagenet": ((0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262)),
-}
 
 
 @dataclass(frozen=True)
@@ -95,12 +86,11 @@ def augmented_batch(images: Images, table: AugmentationTable | None, index_B: Te
 
 
 def _plan(config: Dataset) -> Augmentation | None:
-    if not config.augment or config.name in ("digits", "mnist", "fashion-mnist"):
+    if not (config.augment and config.row.augments):
         return None
-    if config.name == "tinyimagenet":
-        side = config.crop or 56
-        return Augmentation(flip=True, pad=4 if side == 64 else 0, side=side)
-    return Augmentation(flip=True, pad=2, side=32)
+    whole = config.row.shape[-1]
+    side = config.side or whole
+    return Augmentation(flip=True, pad=config.row.pad if side == whole else 0, side=side)
 
 
 def _centre_crop(raw: Tensor, side: int) -> Tensor:
@@ -123,8 +113,8 @@ def load_dataset(config: Dataset, split: Split, data_dir: str | Path | None = No
             index = index[:0]
     raw, labels = raw[index], labels[index]
     plan = _plan(config) if split == "train" else None
-    if config.name == "tinyimagenet" and plan is None:
-        raw = _centre_crop(raw, config.crop or 56)
+    if config.side is not None and plan is None:
+        raw = _centre_crop(raw, config.side)
     return Images(raw, levels, labels, index, plan)
 
 

@@ -1,18 +1,15 @@
 """The network an experiment describes, initialised from its own random stream."""
 
-from collections.abc import Sequence
-
 import torch
 
 from cure_ray import seeding
 from cure_ray.config import Dataset, Experiment, NetworkConfig
-from cure_ray.data.images import MEAN_STD
 from cure_ray.networks.models import Network, cnn7, conv_small, ibp_init, mlp
 
 
-def build_network(config: NetworkConfig, dataset: Dataset, mean: Sequence[float], std: Sequence[float], seed: int) -> Network:
+def build_network(config: NetworkConfig, dataset: Dataset, seed: int) -> Network:
     """The configured network for a data set."""
-    shape, classes = dataset.input_shape, dataset.num_classes
+    shape, classes, mean, std = dataset.input_shape, dataset.num_classes, dataset.row.mean, dataset.row.std
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "init"))
         if config.name == "cnn7":
@@ -26,4 +23,4 @@ def build_network(config: NetworkConfig, dataset: Dataset, mean: Sequence[float]
 
 
 def new_network(experiment: Experiment) -> Network:
-    return build_network(experiment.network, experiment.dataset, *MEAN_STD[experiment.dataset.name], experiment.seed)
+    return build_network(experiment.network, experiment.dataset, experiment.seed)

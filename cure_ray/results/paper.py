@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from cure_ray.catalogue.published import PUBLISHED
 from cure_ray.results.evaluations import Evaluation
 from cure_ray.results.study import Study
 from cure_ray.results.tables import accuracy_table, stage_table
 
-DATASETS = {"MNIST": "mnist", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "TinyImageNet": "tinyimagenet"}
+DATASETS = {row.display: name for name, row in PUBLISHED.items() if row.display}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from cure_ray.catalogue.published import certified_widths, training_widths
 from cure_ray.errors import UserError
 
 Kind = Literal["R", "Tu", "Tv", "Sc", "Sh", "C", "B"]
@@ -17,35 +18,7 @@ KINDS: tuple[Kind, ...] = ("R", "Tu", "Tv", "Sc", "Sh", "C", "B")
 SPATIAL: tuple[Kind, ...] = ("R", "Tu", "Tv", "Sc", "Sh")
 EXAMPLE = "for example R(10), Tu(2),Tv(2) or Sc(5),R(5),C(5),B(0.01)"
 
-# The paper's configurations with the widths it certifies at (docs/algorithms.md 10.4), in the order of the configuration.
-_MNIST: dict[str, tuple[float, ...]] = {
-    "R(30)": (0.25,),
-    "Tu(2),Tv(2)": (0.05, 0.05),
-    "Sc(5),R(5),C(5),B(0.01)": (0.005, 0.125, 0.05, 0.02),
-    "Sh(2),R(2),Sc(2),C(2),B(0.001)": (0.0025, 0.0625, 0.0025, 0.04, 0.002),
-}
-_CIFAR: dict[str, tuple[float, ...]] = {
-    "R(10)": (0.0002,),
-    "R(2),Sh(2)": (0.01, 0.00025),
-    "Sc(1),R(1),C(1),B(0.001)": (0.00005, 0.005, 0.005, 0.002),
-}
-NAMED_WIDTHS: dict[str, dict[str, tuple[float, ...]]] = {
-    "mnist": _MNIST,
-    "fashion-mnist": _MNIST,
-    "cifar10": _CIFAR,
-    "cifar100": _CIFAR,
-    "tinyimagenet": {"R(5)": (0.001,), "Sc(2)": (0.00002,), "Sh(2)": (0.00002,)},
-}
-# The widths CGT trains with where they differ (docs/algorithms.md 10.4).
-TRAINING_WIDTHS: dict[str, tuple[float, ...]] = {
-    "R(30)": (0.5,),
-    "Tu(2),Tv(2)": (0.1, 0.1),
-    "Sc(5),R(5),C(5),B(0.01)": (0.01, 0.25, 0.05, 0.02),
-    "Sh(2),R(2),Sc(2),C(2),B(0.001)": (0.005, 0.125, 0.005, 0.04, 0.002),
-    "R(10)": (0.001,),
-    "R(2),Sh(2)": (0.02, 0.0005),
-}
-# Any other: the finest of the paper's MNIST widths, about a twentieth of a pixel at the border of a small image.
+# Where none are published: the finest of the paper's MNIST widths, about a twentieth of a pixel at the border of a small image.
 DEFAULT_WIDTHS: dict[Kind, float] = {"R": 0.125, "Tu": 0.05, "Tv": 0.05, "Sc": 0.005, "Sh": 0.005, "C": 0.04, "B": 0.01}
 
 
@@ -136,7 +109,7 @@ def _number(amount: float) -> str:
 
 
 def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...] | None = None) -> Transformation:
-    """Read a composed transformation. Leaf widths (degrees, pixels, factors): given, or the data set's named ones, or defaults."""
+    """Read a composed transformation. Leaf widths (degrees, pixels, factors): given, or the data set's published ones, or defaults."""
     terms = _terms(text)
     canonical = ",".join(f"{kind}({_number(amount)})" for kind, amount, _ in terms)
     steps, pixelwise = list[Step](), False
@@ -145,7 +118,7 @@ def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...]
             raise _pointing(text, place, f"{kind} after a pixel-wise transformation: write the spatial ones (R, Tu, Tv, Sc, Sh) first")
         pixelwise = pixelwise or kind not in SPATIAL
         steps.append(Step(kind, *_range(kind, amount, text, place)))
-    widths = widths or NAMED_WIDTHS.get(dataset, {}).get(canonical) or tuple(DEFAULT_WIDTHS[step.kind] for step in steps)
+    widths = widths or certified_widths(dataset, canonical) or tuple(DEFAULT_WIDTHS[step.kind] for step in steps)
     if len(widths) != len(steps):
         raise UserError(f"{canonical} has {len(steps)} parameters but {len(widths)} split widths were given")
     return Transformation(canonical, tuple(steps), tuple(_cells(s, w) for s, w in zip(steps, widths, strict=True)))
@@ -154,7 +127,7 @@ def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...]
 def training_transformation(text: str, dataset: str, widths: tuple[float, ...] | None = None) -> Transformation:
     """The same range cut as CGT trains on it."""
     canonical = parse_transformation(text, dataset).text
-    return parse_transformation(text, dataset, widths or TRAINING_WIDTHS.get(canonical))
+    return parse_transformation(text, dataset, widths or training_widths(canonical))
 
 
 def _cells(step: Step, width: float) -> int:
