@@ -7,11 +7,12 @@ STAMP  := $(VENV)/.installed
 # Quiet, loopback-only, deterministic Ray for embedded runs and tests.
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help install quickstart test lint browser docs soundness chaos benchmarks clean
+.PHONY: help install quickstart test lint browser docs site soundness chaos benchmarks clean
 
 help:
 	@echo "make quickstart  install, then train, certify and report a small real experiment"
 	@echo "make test        install, then lint, type check and run the tests"
+	@echo "make docs        rewrite the generated reference pages; make site: all of it as a web site"
 	@echo "make soundness   the long soundness suite"
 	@echo "make chaos       fault injection on a multi-node embedded cluster"
 	@echo "make benchmarks  measure, and rewrite docs/benchmarks.md"
@@ -45,7 +46,10 @@ test: lint browser
 	$(BIN)/python -m pytest -q
 
 docs: install
-	$(BIN)/python -c "from cure_ray.commands.show import configuration_page as p; print(p(), end='')" > docs/configuration.md
+	$(BIN)/python docs/generate.py
+
+site: docs
+	$(BIN)/python -m mkdocs build --strict --quiet && echo "the site is in build/site"
 
 soundness: install
 	$(BIN)/python -m pytest -q -m soundness_long tests/soundness

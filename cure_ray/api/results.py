@@ -36,7 +36,7 @@ class Results:
 
     @property
     def verdicts(self) -> pd.DataFrame:
-        """One row per network, image and threat (docs/results-schema.md)."""
+        """One row per network, image and threat (docs/reference/schema.md)."""
         return self.loaded.verdicts
 
     def table(self, baseline: str | None = None) -> pd.DataFrame:

@@ -58,8 +58,8 @@ def sweep(
 ) -> SweepResult:
     """Search settings for the best certified accuracy on a validation split; the same call continues where it stopped.
 
-    `source` is a YAML file (docs/sweeps.md) or a Sweep; `trials` another budget than its own; `address` a running Ray cluster (by default
-    RAY_ADDRESS, else this machine); `out` the sweep's directory, by default sweeps-out/NAME-HASH.
+    `source` is a YAML file (docs/guide/sweeps.md) or a Sweep; `trials` another budget than its own; `address` a running Ray cluster
+    (by default RAY_ADDRESS, else this machine); `out` the sweep's directory, by default sweeps-out/NAME-HASH.
     """
     from cure_ray.cluster.trials.sweep import run_sweep
 

@@ -1,7 +1,7 @@
 """Margins of arbitrary boxes of images by the native engine: what geometric and patch certification ask of it.
 
-float32 searches and float64 decides, rounding slack included (docs/soundness.md), exactly as for l_p balls: a margin > 0 in a row
-whose margins are all positive is a proof for every image of the box.
+float32 searches and float64 decides, rounding slack included (docs/explanation/soundness.md), exactly as for l_p balls: a margin > 0 in a
+row whose margins are all positive is a proof for every image of the box.
 """
 
 from dataclasses import dataclass, replace

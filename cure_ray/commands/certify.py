@@ -65,7 +65,7 @@ def certify(
     """Certify a network for l_inf, l2, l1 and their union, geometric transformations and patches.
 
     Every sample ends as certified (proven), falsified (with a stored witness), unknown, timeout, oom, error or misclassified;
-    `OUT/verdicts/*.parquet` says which stage decided and how far each margin is proven (docs/results-schema.md). Finished work is
+    `OUT/verdicts/*.parquet` says which stage decided and how far each margin is proven (docs/reference/schema.md). Finished work is
     kept: the same command continues where it stopped.
 
     Examples: `cure-ray certify runs/smoke --samples 100`, `cure-ray certify runs/smoke --threats "R(10);Tu(1),Tv(1);patch=2x2"`,

@@ -22,7 +22,7 @@ def export(
     """Export a trained network and its properties to other verifiers.
 
     l_inf properties are VNN-LIB boxes with an `instances.csv` beside them; l2 and l1 balls, which VNN-LIB cannot say, are JSON
-    files (docs/geometric.md describes both).
+    files (docs/guide/geometric.md describes both).
 
     Example: `cure-ray export runs/smoke --onnx net.onnx --vnnlib properties --samples 20`.
     """

@@ -25,18 +25,6 @@ def field_rows() -> Iterator[tuple[str, str, str]]:
     return walk(Experiment, "")
 
 
-def configuration_page() -> str:
-    """docs/configuration.md."""
-    rows = "\n".join(f"| `{path}` | `{default}` | {text.replace('|', ' or ')} |" for path, default, text in field_rows())
-    return (
-        "# Configuration\n\n"
-        "Every field of an experiment, generated from the code by `make docs`; `cure-ray config` prints the same. An experiment file may\n"
-        "also set `preset`, `profile` (`paper` or `authors`) and `scale` (0 to 1), which choose the starting point the other keys\n"
-        "override; see [presets](presets.md). Radii accept fractions such as `8/255`.\n\n"
-        f"| field | default | meaning |\n|---|---|---|\n{rows}\n"
-    )
-
-
 def config(
     experiment: Annotated[
         str | None, typer.Argument(metavar="[EXPERIMENT]", help="YAML file or preset; without one, every field is explained.")

@@ -9,7 +9,7 @@ from cure_ray.errors import UserError
 
 
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The search in YAML (docs/sweeps.md).")],
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The search in YAML (docs/guide/sweeps.md).")],
     address: Annotated[
         str, typer.Option(help="The cluster's dashboard, e.g. through `ray dashboard cluster.yaml`.")
     ] = "http://127.0.0.1:8265",

@@ -13,7 +13,7 @@ AddressOption = Annotated[
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The search in YAML: base, space, search, budget (docs/sweeps.md).")],
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="The search in YAML: base, space, search, budget (docs/guide/sweeps.md).")],
     out: Annotated[Path | None, typer.Option("--out", help="Sweep directory; by default sweeps-out/NAME-HASH.")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Another budget than the file's.")] = None,
     address: AddressOption = None,

@@ -1,7 +1,7 @@
 """Experiments as data: frozen pydantic models, YAML in and out, presets.
 
-Every field is documented once, in its description: the same sentence is the command line's help and docs/configuration.md.
-Ambiguities of the paper are named A1..A30 (docs/algorithms.md); only those an experiment needs are fields.
+Every field is documented once, in its description: the same sentence is the command line's help and docs/reference/configuration.md.
+Ambiguities of the paper are named A1..A30 (docs/explanation/algorithms.md); only those an experiment needs are fields.
 """
 
 from cure_ray.config.experiment import Certification, Execution, Experiment

@@ -45,7 +45,7 @@ class Certification(Model):
 
     threats: tuple[str, ...] = Field(
         (),
-        description="What to certify, each as `cure-ray certify --threats` reads it: linf, l2, l1 (alone: at the experiment's radius, else l2=0.3), transformations such as R(10) or 'Tu(2),Tv(2)', patch=2x2 (docs/geometric.md). Empty: every norm that has a radius.",
+        description="What to certify, each as `cure-ray certify --threats` reads it: linf, l2, l1 (alone: at the experiment's radius, else l2=0.3), transformations such as R(10) or 'Tu(2),Tv(2)', patch=2x2 (docs/guide/geometric.md). Empty: every norm that has a radius.",
     )
 
     samples: Annotated[int, Field(ge=1)] = Field(1000, description="Test images to certify.")

@@ -24,7 +24,9 @@ class MethodRow:
     adversarial: bool = False  # regions shrink to the attacked point
     continues: bool = False  # starts from a finished network
     fields: tuple[str, ...] = ()  # of Training, which say nothing about a method that does not list them
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # what it changes whatever the preset (docs/algorithms.md 8 and 12.12)
+    defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what it changes whatever the preset (docs/explanation/algorithms.md 8 and 12.12)
     display: str = ""  # the paper's name; a method that is not in the paper keeps its own
 
     @property

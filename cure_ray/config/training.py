@@ -104,7 +104,7 @@ class Training(Model):
         None, description="Checkpoint (or run directory) whose weights training starts from; finetune needs one."
     )
     transformation: str | None = Field(
-        None, description="cgt only: the transformation to train against, e.g. R(30) or Tu(2),Tv(2) (docs/geometric.md)."
+        None, description="cgt only: the transformation to train against, e.g. R(30) or Tu(2),Tv(2) (docs/guide/geometric.md)."
     )
     transformation_widths: tuple[float, ...] | None = Field(
         None,

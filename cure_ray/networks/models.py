@@ -63,7 +63,7 @@ def cnn7(
     width: float = 1.0,
     last_conv_stride: int = 1,
 ) -> Network:
-    """Five 3x3 convolutions (64, 64, 128/2, 128, 128), two linear layers, BN before every ReLU (docs/algorithms.md 2.1)."""
+    """Five 3x3 convolutions (64, 64, 128/2, 128, 128), two linear layers, BN before every ReLU (docs/explanation/algorithms.md 2.1)."""
     narrow, wide, hidden = (max(1, round(width * n)) for n in (64, 128, 512))
     channels, height, _ = input_shape
     plan = [(narrow, 1), (narrow, 1), (wide, 2), (wide, 1), (wide, last_conv_stride)]

@@ -1,4 +1,4 @@
-"""The paper's published values beside ours, with its known inconsistencies marked (docs/algorithms.md 13, 15)."""
+"""The paper's published values beside ours, with its known inconsistencies marked (docs/explanation/algorithms.md 13, 15)."""
 
 from dataclasses import dataclass
 from fractions import Fraction

@@ -66,7 +66,7 @@ def summary(table: pa.Table, checkpoint_digest: str, threats: Sequence[str]) -> 
 
 
 def _generalised(cells: dict[str, dict[int, dict[str, Any]]], threats: Sequence[str], samples: Sequence[int], used: int) -> list[list[str]]:
-    """gcr_geo, the mean over the transformations, and gcr_all with the patches (docs/algorithms.md 1.3)."""
+    """gcr_geo, the mean over the transformations, and gcr_all with the patches (docs/explanation/algorithms.md 1.3)."""
     shares = {t: sum(_certified(cells[t][i], None) for i in samples) / len(samples) for t in threats}
     geometric = [v for t, v in shares.items() if cells[t][samples[0]]["family"] == "geometric"]
     means = {"gcr_geo": geometric, "gcr_all": list(shares.values()) if len(shares) > len(geometric) else []}

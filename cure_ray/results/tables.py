@@ -18,7 +18,7 @@ from cure_ray.results.statistics import hypervolume, pareto_front, wilson
 from cure_ray.results.study import Entry, Study, identity
 
 BOUND_STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound")
-"""The stages that can certify. The paper's certified columns are alpha-CROWN columns (docs/algorithms.md 17)."""
+"""The stages that can certify. The paper's certified columns are alpha-CROWN columns (docs/explanation/algorithms.md 17)."""
 
 
 def column_of(threat: ThreatColumn) -> str:
@@ -70,7 +70,7 @@ def _accuracies(entry: Entry) -> dict[str, float]:
 
 
 def _other_families(entry: Entry, configurations: Collection[ThreatColumn]) -> dict[str, float]:
-    """Certified accuracy per geometric configuration and patch, and their means gcr_geo and gcr_all (docs/algorithms.md 1.3).
+    """Certified accuracy per geometric configuration and patch, and their means gcr_geo and gcr_all (docs/explanation/algorithms.md 1.3).
 
     `configurations` are those of the setting: a mean over fewer of them would be another quantity in the same column.
     """

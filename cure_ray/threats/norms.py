@@ -1,4 +1,4 @@
-"""The three norms by name: duals, and when one ball contains another (docs/algorithms.md, threat models)."""
+"""The three norms by name: duals, and when one ball contains another (docs/explanation/algorithms.md, threat models)."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""CGT: certified training against a geometric transformation (docs/algorithms.md 12.5).
+"""CGT: certified training against a geometric transformation (docs/explanation/algorithms.md 12.5).
 
 Every batch draws one random sub-range of the training width; all its images share the interpolation weights. The loss is
 kappa CE(transformed images) + (1 - kappa) CE(worst case over the sub-range), with kappa falling from 1 to 1/2 after the standard

@@ -1,4 +1,4 @@
-"""Gradient projection: merge a natural and a certified epoch that started from the same weights (docs/algorithms.md 7).
+"""Gradient projection: merge a natural and a certified epoch that started from the same weights (docs/explanation/algorithms.md 7).
 
 Computed on the CPU in float64 with one thread, tensor by tensor in sorted order and rounded once, so that any process that merges
 the same bytes gets the same bytes.

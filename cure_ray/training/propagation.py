@@ -1,4 +1,4 @@
-"""Interval bound propagation in centre and radius, for training and evaluation (docs/algorithms.md, bound propagation).
+"""Interval bound propagation in centre and radius, for training and evaluation (docs/explanation/algorithms.md, bound propagation).
 
 A radius is only ever multiplied and added, never recovered by subtracting two bounds: at lambda_2 = 1e-5 the difference would be
 noise. Shapes: B batch, M stacked regions times batch, K classes, N neurons.

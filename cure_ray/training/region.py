@@ -1,4 +1,6 @@
-"""Propagation regions: attack every sample in every norm, and put a small box or ball where the attack ended (docs/algorithms.md 4).
+"""Propagation regions: attack every sample in every norm, and put a small box or ball where the attack ended (4).
+
+Numbers are sections of docs/explanation/algorithms.md.
 
 All norms' attacks run as one stacked batch: one forward and one input-gradient pass per step, whatever the number of norms.
 """

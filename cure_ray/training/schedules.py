@@ -1,4 +1,4 @@
-"""How radii and learning rate move over a run (docs/algorithms.md 6)."""
+"""How radii and learning rate move over a run (docs/explanation/algorithms.md 6)."""
 
 from cure_ray.config import Training
 

@@ -1,4 +1,7 @@
-"""One training step: clean pass, attacks, regions, objective, regularisers (docs/algorithms.md 5.7). Reads nothing back to the host."""
+"""One training step: clean pass, attacks, regions, objective, regularisers. Reads nothing back to the host.
+
+Section 5.7 of docs/explanation/algorithms.md.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

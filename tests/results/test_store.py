@@ -21,12 +21,11 @@ from cure_ray.certification.job import CascadeSettings, Job, Shard, plan
 from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import fsck
-from cure_ray.results.schema import SCHEMA, documentation, from_table, to_table
+from cure_ray.results.schema import SCHEMA, from_table, to_table
 from cure_ray.results.store import Store
 from cure_ray.results.summary import summary
 from cure_ray.threats.balls import Ball
 
-DOCS = Path(__file__).parents[2] / "docs" / "results-schema.md"
 LINF, L2 = Ball("linf", 0.1), Ball("l2", 0.5)
 JOB = Job("c" * 64, "digits", "test", "d1", "native", "1", CascadeSettings(), 0)
 
@@ -320,8 +319,7 @@ def test_a_process_killed_while_writing_leaves_no_half_shard(tmp_path: Path) -> 
     assert len(pd.read_parquet(tmp_path / "s" / "verdicts")) == 4
 
 
-def test_the_documented_schema_is_the_schema() -> None:
-    assert DOCS.read_text() == documentation(), "run: python -m cure_ray.results.schema > docs/results-schema.md"
+def test_the_schema_has_the_fields_of_a_verdict() -> None:
     assert {f.name for f in dataclasses.fields(Verdict)} == set(SCHEMA.names)
 
 

@@ -2,7 +2,7 @@
 
 auto_LiRPA carries an l2 or l1 ball only as far as the first operator. A convolution or a linear layer turns it into an
 interval by the dual norm; any other operator drops the radius without a word, and everything after it is "certified"
-(docs/in-model-normalisation.md). So the rule is a white list: the input may reach convolutions and linear layers, nothing else.
+(docs/explanation/in-model-normalisation.md). So the rule is a white list: the input may reach convolutions and linear layers, nothing else.
 """
 
 import copy

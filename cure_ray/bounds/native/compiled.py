@@ -38,7 +38,7 @@ class Compiled:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Compiled":
         """In float64 every bound is lowered by what rounding can have added: gamma_n = n u / (1 - n u) for sums of n terms,
-        with n the widest sum and a margin for the elementwise steps (docs/soundness.md)."""
+        with n the widest sum and a margin for the elementwise steps (docs/explanation/soundness.md)."""
         widest = max(max(layer.inputs, layer.outputs) for layer in self.layers)
         gamma = 2 * (widest + 64) * 2.0**-53 if dtype == torch.float64 else 0.0
         return Compiled([layer.to(device, dtype) for layer in self.layers], self.in_shape, self.classes, gamma)

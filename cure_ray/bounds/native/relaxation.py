@@ -1,4 +1,4 @@
-"""The linear relaxation of a layer of ReLUs, and interval bounds through a network (docs/algorithms.md 3.1, 9.2)."""
+"""The linear relaxation of a layer of ReLUs, and interval bounds through a network (docs/explanation/algorithms.md 3.1, 9.2)."""
 
 from dataclasses import dataclass
 
@@ -104,7 +104,7 @@ def interval_bounds(net: Compiled, domain: Domain) -> list[LayerBounds]:
 
 
 def interval_margins(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_BSK: Tensor) -> Tensor:
-    """Lower bounds of the rows of C on the logits with the last layer elided, [B, S] (docs/algorithms.md 3.3)."""
+    """Lower bounds of the rows of C on the logits with the last layer elided, [B, S] (docs/explanation/algorithms.md 3.3)."""
     A_BSN, b_BS, guard_BS = start_rows(net, C_BSK)
     if not bounds:
         value_BS = domain.minimise(A_BSN)[0] + b_BS
