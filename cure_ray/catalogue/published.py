@@ -30,7 +30,7 @@ class DatasetRow:
     augments: bool = False  # random flips, and crops after padding by `pad`
     pad: int = 0
     crop: int | None = None  # side that is cut out for training and testing, unless the experiment says otherwise
-    grids: Mapping[str, Grid] = field(default_factory=dict)  # by transformation, as docs/algorithms.md 10.4 lists them
+    grids: Mapping[str, Grid] = field(default_factory=dict)  # by transformation, as docs/explanation/algorithms.md 10.4 lists them
     display: str = ""  # the paper's name
 
 
