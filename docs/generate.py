@@ -28,7 +28,8 @@ def configuration_page() -> str:
 def api_page() -> str:
     """Every public name of the library with its signature and docstring."""
     parts = [
-        "# Python API\n\nGenerated from the docstrings by `make docs`. Importing `cure_ray` loads neither torch nor ray; each name is loaded\n"
+        "# Python API\n\n"
+        "Generated from the docstrings by `make docs`. Importing `cure_ray` loads neither torch nor ray; each name is loaded\n"
         "when it is first used. Everything below raises `cure_ray.UserError` for bad input, with the sentence the command line prints.\n"
     ]
     for name in sorted(cure_ray.__all__, key=str.lower):
