@@ -13,11 +13,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """No TF32 and deterministic kernels while bounds are computed; the caller's settings come back afterwards."""
+    """No TF32, deterministic kernels and subnormal numbers kept while bounds are computed; the caller's settings come back afterwards."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     saved = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32)
+    flushing = not bool(torch.full((), 2.0**-1074, dtype=torch.float64) * 1)
     cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = False, True, False, False
+    if flushing:
+        torch.set_flush_denormal(False)
     try:
         yield
     finally:
+        if flushing:
+            torch.set_flush_denormal(True)
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = saved

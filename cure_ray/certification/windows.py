@@ -60,7 +60,7 @@ def clean_pass(net: Compiled, x_BN: Tensor, y_B: Tensor) -> CleanPass:
     low, high = torch.zeros(1, net.layers[0].inputs).to(x_BN), torch.ones(1, net.layers[0].inputs).to(x_BN)
     error_1N, value_BN = torch.zeros_like(low), x_BN
     for layer in net.layers[:-1]:
-        scale_1N = layer.linear(torch.maximum(low.abs(), high.abs()), layer.weight_abs) + layer.bias_scale_N
+        scale_1N = layer.magnitude(torch.maximum(low.abs(), high.abs())) + layer.bias_scale_N
         slack_1N = 16 * _gamma(layer) * scale_1N
         output_BN = layer(value_BN)
         layers.append(CleanLayer(layer, value_BN, output_BN, error_1N[0], slack_1N[0]))
@@ -70,7 +70,7 @@ def clean_pass(net: Compiled, x_BN: Tensor, y_B: Tensor) -> CleanPass:
     C_BSK = margin_rows(y_B, net.classes, x_BN.dtype)
     rows_BSN, constant_BS, guard_BS = start_rows(net, C_BSK)
     last = net.layers[-1]
-    magnitude_1K = last.linear(high, last.weight_abs)
+    magnitude_1K = last.magnitude(high)
     slack_BS = 16 * _gamma(last) * (guard_BS + C_BSK.abs() @ magnitude_1K[0])
     return CleanPass(tuple(layers), rows_BSN, constant_BS, slack_BS)
 

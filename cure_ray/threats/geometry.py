@@ -46,7 +46,7 @@ def project(delta: Tensor, x: Tensor, threat: Ball, steps: int = 60) -> Tensor:
     feasible = (distance(at(torch.zeros_like(delta[..., :1])), threat.norm) <= threat.eps).unsqueeze(-1)
     # At `far` even the unclipped point is inside the ball.
     size = distance(delta, threat.norm).unsqueeze(-1)
-    far = size / max(threat.eps, 1e-12) if threat.norm == "l2" else delta.abs().amax(-1, keepdim=True)
+    far = size / max(threat.eps, torch.finfo(delta.dtype).tiny) if threat.norm == "l2" else delta.abs().amax(-1, keepdim=True)
     near = torch.zeros_like(far)
     for _ in range(steps):
         middle = (near + far) / 2

@@ -8,6 +8,7 @@ from cure_ray.errors import UserError, nearest
 Norm = Literal["linf", "l2", "l1"]
 NORMS: tuple[Norm, ...] = ("linf", "l2", "l1")
 P: dict[Norm, float] = {"linf": math.inf, "l2": 2.0, "l1": 1.0}
+LARGEST_RADIUS = 1e30  # attacks and searches compute in float32
 DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
 
 
@@ -15,8 +16,8 @@ def check_ball(norm: str, eps: float) -> Norm:
     """The norm, if there is one of that name and the radius is one."""
     if norm not in NORMS:
         raise UserError(f"unknown norm {norm!r}.{nearest(str(norm), NORMS)}")
-    if not (math.isfinite(eps) and eps >= 0):
-        raise UserError(f"the radius of {norm} must be a finite number >= 0 in pixel units, got {eps}")
+    if not 0 <= eps <= LARGEST_RADIUS:
+        raise UserError(f"the radius of {norm} must be a finite number >= 0 in pixel units, at most {LARGEST_RADIUS:g}, got {eps}")
     return norm
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cure_ray.bounds.native.rounding import capped, floored
+
 Shape = tuple[int, ...]
 
 
@@ -34,7 +36,7 @@ class Affine:
         if self.is_conv:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
             self.kernel = (self.weight.shape[2], self.weight.shape[3])
-        self.weight_abs = self.weight.abs()
+        self.weight_abs = floored(self.weight.abs())
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Affine":
         tensors = (self.weight, self.bias_N, self.bias_scale_N)
@@ -52,6 +54,10 @@ class Affine:
 
     def __call__(self, x_RN: Tensor) -> Tensor:
         return self.linear(x_RN) + self.bias_N
+
+    def magnitude(self, reach_RN: Tensor) -> Tensor:
+        """|W| reach: the magnitudes summed into W x for |x| <= reach, with the floors of rounding; NaN where too large to vouch for."""
+        return capped(self.linear(floored(reach_RN), self.weight_abs))
 
     def transpose(self, A_RN: Tensor) -> Tensor:
         """W^T A for every row."""

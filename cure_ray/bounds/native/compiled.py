@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cure_ray.bounds.native.affine import Affine, Shape
+from cure_ray.bounds.native.rounding import LARGEST, floored
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Normalize
 from cure_ray.networks.sequence import Block, UnreadableNetworkError, bias_of, folded, read_blocks, running_map
@@ -56,7 +57,22 @@ def _folded(block: Block) -> tuple[Tensor, Tensor, Tensor]:
         return weight, bias, bias.abs()
     scale = bias_of(block.affine).detach().cpu().double().abs()
     norm = running_map(block.norm)
-    return weight, bias, norm.gain.abs() * (scale + norm.mean.abs()) + norm.shift.abs()
+    if block.norm.weight is not None:
+        _check_lost(block.norm.weight.detach().cpu(), norm.gain)
+    used = norm.gain.ne(0).view(-1, *[1] * (weight.dim() - 1))
+    _check_lost(block.affine.weight.detach().cpu() * used, weight)
+    return weight, bias, floored(norm.gain.abs()) * floored(scale + norm.mean.abs()) + norm.shift.abs()
+
+
+def _check_lost(before: Tensor, after: Tensor) -> None:
+    if bool(((before != 0) & (after == 0)).any()):
+        raise UserError("folding a BatchNorm or Normalize layer turns a weight into 0: its numbers are too small to certify anything")
+
+
+def _divided(weight: Tensor, std: Tensor) -> Tensor:
+    divided = weight / std
+    _check_lost(weight, divided)
+    return divided
 
 
 def _affine(
@@ -65,24 +81,24 @@ def _affine(
     """One layer, with the input normalisation folded in: weights over std, and the bias map of the constant image -mean/std."""
     if isinstance(module, nn.Conv2d):
         stride, padding = (module.stride[0], module.stride[1]), (int(module.padding[0]), int(module.padding[1]))
-        image = torch.zeros(1, *shape, dtype=torch.float64)
+        image = magnitude = torch.zeros(1, *shape, dtype=torch.float64)
         if normalize is not None:
             mean, std = normalize.mean.detach().cpu().double(), normalize.std.detach().cpu().double()
-            image = (-mean / std).expand(shape)[None]
+            image, magnitude = ((t / std).expand(shape)[None] for t in (-mean, floored(mean.abs())))
         shift = F.conv2d(image, weight, None, stride, padding)[0]
-        size = F.conv2d(image.abs(), weight.abs(), None, stride, padding)[0]
+        size = F.conv2d(magnitude.abs(), floored(weight.abs()), None, stride, padding)[0]
         if normalize is not None:
-            weight = weight / normalize.std.detach().cpu().double().view(1, -1, 1, 1)
+            weight = _divided(weight, std.view(1, -1, 1, 1))
         bias_map, scale_map = bias.view(-1, 1, 1) + shift, scale.view(-1, 1, 1) + size
         flat, flat_scale = flatten_images(bias_map[None])[0], flatten_images(scale_map[None])[0]
-        return Affine(weight, flat, flat_scale, shape, tuple(shift.shape), stride, padding)
+        return Affine(weight, flat, floored(flat_scale), shape, tuple(shift.shape), stride, padding)
     if len(shape) == 3:
         if normalize is not None:
             mean, std = (t.detach().cpu().double().expand(shape).reshape(-1) for t in (normalize.mean, normalize.std))
-            bias, scale = bias - weight @ (mean / std), scale + weight.abs() @ (mean / std).abs()
-            weight = weight / std
+            bias, scale = bias - weight @ (mean / std), scale + floored(weight.abs()) @ (floored(mean.abs()) / std).abs()
+            weight = _divided(weight, std)
         weight = weight.view(-1, *shape).permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
-    return Affine(weight, bias, scale, shape, (weight.shape[0],))
+    return Affine(weight, bias, floored(scale), shape, (weight.shape[0],))
 
 
 @torch.no_grad()
@@ -106,8 +122,8 @@ def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
         layers.append(_affine(module, *_folded(block), shape, sequence.normalize if not layers else None))
         shape = layers[-1].out_shape
     for position, layer in enumerate(layers):
-        if not (torch.isfinite(layer.weight).all() and torch.isfinite(layer.bias_N).all()):
-            raise UserError(f"affine layer {position} is not finite after folding: nothing can be certified")
+        if not all(bool((t.abs() <= LARGEST).all()) for t in (layer.weight, layer.bias_scale_N)):
+            raise UserError(f"affine layer {position} is not finite, or beyond {LARGEST:.0e}, after folding: nothing can be certified")
     return Compiled(layers, input_shape, layers[-1].outputs)
 
 
@@ -115,6 +131,8 @@ def check_finite(network: nn.Module) -> None:
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"the network's {name} holds NaN or infinity: nothing can be certified")
+        if tensor.is_floating_point() and bool((tensor.abs() > LARGEST).any()):
+            raise UserError(f"the network's {name} holds numbers beyond {LARGEST:.0e}: nothing can be certified")
         if name.endswith("running_var") and bool((tensor < 0).any()):
             raise UserError(f"the network's {name} is negative: not a variance")
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.rounding import reach
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.geometry import dual_norm, minimise_linear, offsets
 
@@ -49,14 +50,14 @@ class Domain:
     @property
     def reach(self) -> Tensor:
         """Bounds |x'| and every intermediate magnitude of the support functions, per pixel."""
-        return self.x_BN.abs() + self.threat.eps
+        return reach(self.x_BN, self.threat.eps)
 
 
 def first_layer(layer: Affine, domain: Domain, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
     """Exact bounds of the first affine layer up to rounding: (lower, upper, scale), the last a bound on the summed magnitudes."""
     centre_BN = layer(domain.x_BN + (domain.low_BN + domain.high_BN) / 2)
     if gamma:
-        scale_BN = layer.linear(domain.reach, layer.weight_abs) + layer.bias_scale_N
+        scale_BN = layer.magnitude(domain.reach) + layer.bias_scale_N
         slack_BN = 3 * gamma * scale_BN
     else:
         scale_BN = slack_BN = torch.zeros_like(centre_BN)

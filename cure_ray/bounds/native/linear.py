@@ -14,6 +14,7 @@ from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.compiled import Compiled
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, start_magnitude, start_rows
+from cure_ray.bounds.native.rounding import weighed
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +55,12 @@ def evaluate(
             A_BSN = A_BSN + multipliers[i]
         b_BS = b_BS + A_BSN @ layer.bias_N
         if gamma:
-            b_BS = b_BS - 4 * gamma * torch.matmul(A_BSN.abs(), relaxation.scale_BN.unsqueeze(-1)).squeeze(-1)
+            b_BS = b_BS - 4 * gamma * weighed(A_BSN, relaxation.scale_BN)
         A_BSN = layer.transpose(A_BSN.flatten(0, 1)).view(B, S, layer.inputs)
     value_BS, offset_BSN = domain.minimise(A_BSN)
     value_BS = value_BS + b_BS
     if gamma:
-        value_BS = value_BS - 4 * gamma * torch.matmul(A_BSN.abs(), domain.reach.unsqueeze(-1)).squeeze(-1)
+        value_BS = value_BS - 4 * gamma * weighed(A_BSN, domain.reach)
     if not trace:
         return Evaluation(value_BS, [], [])
     coefficients.reverse()

@@ -8,6 +8,7 @@ from torch import Tensor
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.compiled import Compiled
 from cure_ray.bounds.native.domain import Domain, first_layer
+from cure_ray.bounds.native.rounding import FLOOR
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,9 @@ class Relaxation:
         unstable = bounds.unstable()
         # NaN bounds are neither stable nor unstable; the slope they get is NaN and poisons the row, as it must.
         active = (lower >= 0).to(lower.dtype) + (lower + upper) * 0
-        slope = torch.where(unstable, upper / torch.where(unstable, upper - lower, torch.ones_like(lower)), active)
+        # A steeper upper line through (lower, 0) is sound too: the floor keeps what is lost in the intercept chargeable to the slope.
+        line = (upper / torch.where(unstable, upper - lower, torch.ones_like(lower))).clamp_min(FLOOR)
+        slope = torch.where(unstable, line, active)
         intercept = torch.where(unstable, -lower * slope, torch.zeros_like(lower))
         adaptive = torch.where(unstable, (upper > -lower).to(lower.dtype), active)
         return Relaxation(unstable, active, slope, intercept, adaptive, bounds.scale_BN)
@@ -90,7 +93,7 @@ def interval_layer(layer: Affine, below: LayerBounds, gamma: float) -> LayerBoun
     centre_BN, radius_BN = layer((low + high) / 2), layer.linear((high - low) / 2, layer.weight_abs)
     scale_BN = torch.zeros_like(centre_BN)
     if gamma:
-        scale_BN = layer.linear(high, layer.weight_abs) + layer.bias_scale_N
+        scale_BN = layer.magnitude(high) + layer.bias_scale_N
         radius_BN = radius_BN + 3 * gamma * scale_BN
     return LayerBounds(centre_BN - radius_BN, centre_BN + radius_BN, scale_BN)
 
@@ -128,7 +131,7 @@ def start_rows(net: Compiled, C_BSK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def start_magnitude(net: Compiled, C_BSK: Tensor, reach_BN: Tensor) -> Tensor:
     """|C| |W| reach: what the coefficients of start_rows can be multiplied with, summed, [B, S]."""
-    return torch.einsum("bsk,bk->bs", C_BSK.abs(), net.layers[-1].linear(reach_BN, net.layers[-1].weight_abs))
+    return torch.einsum("bsk,bk->bs", C_BSK.abs(), net.layers[-1].magnitude(reach_BN))
 
 
 def margin_rows(y_B: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from cure_ray.bounds.native.compiled import Compiled
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation
+from cure_ray.bounds.native.rounding import FLOOR, reach
 from cure_ray.threats.geometry import minimise_linear
 
 
@@ -68,7 +69,7 @@ class WindowRows:
             A = torch.addcmul(negative * g.upper_slope, A - negative, slopes[i])
             b_2R = b_2R + (A * g.bias).flatten(2).sum(-1)
             if g.scale is not None:
-                b_2R = b_2R - 4 * self.gamma * (A.abs() * g.scale).flatten(2).sum(-1)
+                b_2R = b_2R - 4 * self.gamma * ((A.abs() * g.scale).flatten(2).sum(-1) + FLOOR * g.scale.flatten(1).sum(-1))
             A = self.layers[i].transpose_window(A.flatten(0, 1))
             A = A.reshape(2, rows, *A.shape[1:])
         window = A.shape[2:]
@@ -78,8 +79,8 @@ class WindowRows:
         )
         value_2R = value_2R + b_2R
         if self.guard_R is not None:
-            reach_RN = self.x_RN.abs() + self.domain.threat.eps
-            value_2R = value_2R - 4 * self.gamma * (self.guard_R + (A_2RN.abs() * reach_RN).sum(-1))
+            reach_RN = reach(self.x_RN, self.domain.threat.eps)
+            value_2R = value_2R - 4 * self.gamma * (self.guard_R + (A_2RN.abs() * reach_RN).sum(-1) + FLOOR * reach_RN.sum(-1))
         if not trace:
             return value_2R, []
         kept.reverse()
