@@ -64,7 +64,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     for text in CONFIGURATIONS:
-        transformation = parse_transformation(text, dataset.name)
+        transformation = parse_transformation(text, checkpoint.experiment.grid)
         for name, settings in SEARCHES.items():
             started = time.process_time()
             outcomes = certify_geometric(engine, checkpoint.network, x, y, transformation, settings)

@@ -76,11 +76,19 @@ PUBLISHED: dict[str, DatasetRow] = {
 }  # fmt: skip
 
 
-def certified_widths(dataset: str, transformation: str) -> Widths | None:
-    """The published cells of a transformation on this data set."""
-    row = PUBLISHED.get(dataset)
-    grid = row.grids.get(transformation) if row is not None else None
-    return None if grid is None else grid.certified
+STANDARD = "standard"  # the grid of whatever was not published
+GRIDS = (STANDARD, *(name for name, row in PUBLISHED.items() if row.grids))
+
+
+def grid_for(dataset: str) -> str:
+    """The name of the grid that was published for a data set, else of the standard one."""
+    return dataset if dataset in GRIDS else STANDARD
+
+
+def certified_widths(grid: str, transformation: str) -> Widths | None:
+    """The published cells of a transformation, if the grid of this name lists it."""
+    found = PUBLISHED[grid].grids.get(transformation) if grid != STANDARD else None
+    return None if found is None else found.certified
 
 
 def training_widths(transformation: str) -> Widths | None:

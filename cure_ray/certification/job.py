@@ -118,7 +118,7 @@ class Shard:
     @property
     def name(self) -> str:
         """Content-addressed: the same work has the same name everywhere."""
-        threats = [[t.norm, t.eps.hex()] for t in self.threats]
+        threats = [[str(t), t.eps.hex(), t.grid] for t in self.threats]
         key = _hash({**self.job.key(), "threats": threats, "indices": list(self.indices)})
         readable = "+".join(str(t) for t in self.threats)
         return f"{self.job.checkpoint_digest[:12]}-{readable}-{self.indices[0]:06d}-{self.indices[-1]:06d}-{key}.parquet"

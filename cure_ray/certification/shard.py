@@ -67,4 +67,5 @@ def to_verdict(job: Job, threat: Threat, index: int, outcome: Outcome, save_witn
         box=job.settings.box,
         nodes=outcome.nodes,
         message=outcome.message,
+        grid=threat.grid,
     )

@@ -51,3 +51,4 @@ class Verdict:
     box: bool
     nodes: int
     message: str | None
+    grid: str | None = None

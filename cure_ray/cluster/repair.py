@@ -19,7 +19,7 @@ from cure_ray.errors import UserError
 from cure_ray.results.fsck import Finding
 from cure_ray.results.store import Store
 from cure_ray.runs.checkpoints import load_checkpoint
-from cure_ray.threats.balls import Ball
+from cure_ray.threats import Ball, Transformation
 from cure_ray.threats.norms import NORMS
 from cure_ray.threats.text import read_threats
 
@@ -102,8 +102,9 @@ def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> l
             known.setdefault(str(own), own)
     found = list[Any]()
     for text in goal["threats"]:
-        found += [known[text]] if text in known else read_threats(text, goal["dataset"], experiment.dataset.input_shape)
-    return found
+        found += [known[text]] if text in known else read_threats(text, image=experiment.dataset.input_shape)
+    grids = goal.get("grids", {})
+    return [t.cut(grids[str(t)]) if isinstance(t, Transformation) and str(t) in grids else t for t in found]
 
 
 def _recompute(store: Store, goal: Mapping[str, Any], workers: int, data_dir: str | Path | None, address: str | None) -> None:

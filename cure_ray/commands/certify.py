@@ -25,6 +25,10 @@ def certify(
     threats: Annotated[
         str | None, typer.Option(help="E.g. linf=8/255,l2=0.5 (radii in pixels), R(10), patch=2x2; default: the experiment's.")
     ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Cells of transformations: standard, or as published for mnist, fashion-mnist, cifar10, cifar100, tinyimagenet."),
+    ] = None,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     samples: Annotated[int | None, typer.Option(min=1, help="How many images; default: the experiment's, or all of --data.")] = None,
     out: Annotated[str | None, typer.Option(help="Results directory or fsspec URI; default certificates/NAME-DIGEST.")] = None,
@@ -89,7 +93,7 @@ def certify(
     root = out
     for run in runs:
         subject = load_subject(run, network, weights, data, split, data_dir, onnx)
-        chosen = _threats(subject, threats)
+        chosen = _threats(subject, threats, grid)
         settings = cascade_settings(subject.defaults, stages, budget, nodes, engine, not no_box, patch_precheck, separate_logits)
         indices = _indices(subject, samples, split, data is not None)
         check_feasible(chosen, settings, union_only, len(indices), yes)
@@ -133,15 +137,17 @@ class _Task:
         self.left = sum(len(s.indices) * len(s.threats) for s in shards)
 
 
-def _threats(subject: "Subject", text: str | None) -> list[Any]:
+def _threats(subject: "Subject", text: str | None, grid: str | None) -> list[Any]:
     """What was asked for: on the command line, else in the experiment, else all its norms."""
     from cure_ray.threats.text import read_threats
+    from cure_ray.threats.transformations import check_grid
 
+    grid = check_grid(grid or subject.grid)
     text = text or ";".join(subject.defaults.threats if subject.defaults else ())
     radii = {threat.norm: threat.eps for threat in subject.threats}
     chosen: list[Any] = [*subject.threats]
     if text:
-        chosen = [*read_threats(text, subject.samples.dataset, subject.samples.images.shape[1:], radii)]
+        chosen = [*read_threats(text, grid, subject.samples.images.shape[1:], radii)]
     if not chosen:
         raise UserError("which threats? For example --threats linf=0.1,l2=0.5,l1=1.0")
     return chosen

@@ -19,10 +19,12 @@ class Subject:
 
     def __init__(self, network: "nn.Module", name: str, samples: "Samples", threats: "list[Ball]", defaults: "Certification | None",
                  about: dict[str, Any]) -> None:  # fmt: skip
+        from cure_ray.catalogue.published import STANDARD
         from cure_ray.certification.identity import network_identity
         from cure_ray.runs.checkpoints import state_digest
 
         self.network, self.digest, self.name, self.samples = network, network_identity(network), name, samples
+        self.grid = STANDARD  # of transformations, unless the request names one
         self.threats, self.defaults, self.about = threats, defaults, {**about, "weights_digest": state_digest(network.state_dict())}
 
 
@@ -61,7 +63,9 @@ def load_subject(
         "epoch": loaded.epoch, "checkpoint": str(loaded.path.absolute()),
         "experiment": experiment.model_dump(mode="json"), "metrics": loaded.meta.get("metrics", {}), **_trained(loaded.path),
     }  # fmt: skip
-    return Subject(loaded.network, experiment.name, samples, threats, experiment.certification, about)
+    subject = Subject(loaded.network, experiment.name, samples, threats, experiment.certification, about)
+    subject.grid = experiment.grid
+    return subject
 
 
 def _trained(checkpoint: Path) -> dict[str, Any]:

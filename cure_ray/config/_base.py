@@ -7,7 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 
 def _parse_radius(value: Any) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+    strange = isinstance(value, str) and not (value.isascii() and "_" not in value)  # digits of other scripts are numbers to Python
+    if strange or isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
         raise ValueError(f"a radius is a number or a fraction like '8/255', got {value!r}")
     try:
         return Fraction(str(value)) if isinstance(value, float) else Fraction(value)

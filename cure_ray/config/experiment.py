@@ -7,12 +7,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from cure_ray.catalogue.published import GRIDS, grid_for
 from cure_ray.config._base import Model, NonNegative, Positive
 from cure_ray.config.problem import Dataset, NetworkConfig, Threats
 from cure_ray.config.training import Training
 from cure_ray.errors import UserError
 from cure_ray.threats.norms import NORMS, Norm, contains
 from cure_ray.threats.text import check_list, read_threats, split_threats
+from cure_ray.threats.transformations import check_grid
+
+PUBLISHED = "published"
 
 
 class Execution(Model):
@@ -47,7 +51,10 @@ class Certification(Model):
         (),
         description="What to certify, each as `cure-ray certify --threats` reads it: linf, l2, l1 (alone: at the experiment's radius, else l2=0.3), transformations such as R(10) or 'Tu(2),Tv(2)', patch=2x2 (docs/guide/geometric.md). Empty: every norm that has a radius.",
     )
-
+    grid: str = Field(
+        PUBLISHED,
+        description=f"Cells that transformations are cut into: published (those of the experiment's data set, where there are any), or a name: {', '.join(GRIDS)}.",
+    )
     samples: Annotated[int, Field(ge=1)] = Field(1000, description="Test images to certify.")
     selection: Literal["first", "stride"] = Field(
         "first", description="Which test images (A28): the first ones, or an even stride over the test set."
@@ -68,6 +75,11 @@ class Certification(Model):
         if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
             return value  # pydantic says what is wrong with it
         return tuple(threat for part in parts for threat in split_threats(part))
+
+    @field_validator("grid")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return value if value == PUBLISHED else check_grid(value)
 
     @field_validator("threats")
     @classmethod
@@ -95,6 +107,11 @@ class Experiment(Model):
         content = self.model_dump(mode="json", exclude={"name", "origin", "execution", "certification"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def grid(self) -> str:
+        """The name of the grid its transformations are certified on."""
+        return grid_for(self.dataset.name) if self.certification.grid == PUBLISHED else self.certification.grid
+
     def training_eps(self, norm: Norm) -> float:
         own = getattr(self.training.eps, norm)
         return float(own) if own is not None else self.threats.eps(norm)
@@ -119,7 +136,7 @@ class Experiment(Model):
                         f"the {inner} ball of radius {inner_eps:g} lies inside the {outer} ball of radius {outer_eps:g} (dimension {dimension}), so it adds nothing to the union: change one of the radii, or set {inner} to 0 to leave it out"
                     )
         try:
-            read_threats(";".join(self.certification.threats), self.dataset.name, shape[1:], balls)
+            read_threats(";".join(self.certification.threats), self.grid, shape[1:], balls)
         except UserError as error:
             raise ValueError(f"certification.threats: {error}") from None
         return self

@@ -49,6 +49,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType, bool, str], ...] = (
     ("box", pa.bool_(), False, "Whether bounds used the image domain [0, 1] besides the ball."),
     ("nodes", pa.int64(), False, "Sub-problems branch and bound solved; parameter boxes or patch positions bounded."),
     ("message", pa.string(), True, "What went wrong, for status error and oom; where a transformation or patch falsifies."),
+    ("grid", pa.string(), True,
+     "Cells each parameter of a transformation was cut into, in the order written, e.g. 80 or 20x40: the proof is over them."),
 )  # fmt: skip
 
 SCHEMA = pa.schema(

@@ -27,7 +27,7 @@ from cure_ray.threats.balls import Ball
 
 _JOB = b"cure_ray_job"  # file metadata: the job as JSON, so that every shard explains itself
 _REPLACES = b"cure_ray_replaces"  # file metadata: the shards a compacted file was made of
-_INDEX = [*KEY, "eps", "run_id"]
+_INDEX = [*KEY, "eps", "grid", "run_id"]
 
 
 class Store:
@@ -92,12 +92,15 @@ class Store:
                 "Choose another directory, or pass --add to keep several checkpoints in one store."
             )
         done, wanted = set(), {str(t): t for t in threats}
-        for digest, threat, index, eps, run_id in zip(*(rows.column(c).to_pylist() for c in _INDEX), strict=True):
+        for digest, threat, index, eps, grid, run_id in zip(*(rows.column(c).to_pylist() for c in _INDEX), strict=True):
             if digest != job.checkpoint_digest or threat not in wanted:
                 continue
             if eps != wanted[threat].eps:
                 close = f"{threat} with radius {eps!r}, now {wanted[threat].eps!r}"
                 raise UserError(f"{self.root} holds {close}: too close to tell apart in a table. Choose another directory.")
+            if grid != wanted[threat].grid:
+                cut = f"{threat} on a grid of {grid} cells, now {wanted[threat].grid}"
+                raise UserError(f"{self.root} holds {cut}: do not mix them. Choose another directory, or the same --grid.")
             if run_id != job.run_id:
                 changed = self._differences(run_id, job)
                 raise UserError(
@@ -116,6 +119,7 @@ class Store:
         self.files.write_json(f"runs/{job.checkpoint_digest}.json", dict(about))
         for threat in wanted:
             plan["threats"][threat] = sorted({*plan["threats"].get(threat, []), *indices})
+        plan["grids"] = {**plan.get("grids", {}), **{name: t.grid for name, t in wanted.items() if t.grid}}
         self.files.write_json(f"plans/{job.run_id}.json", plan)
         return done
 

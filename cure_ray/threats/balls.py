@@ -10,6 +10,7 @@ class Ball:
     """All images within `eps` of the original in `norm`, inside [0, 1]."""
 
     family = "lp"
+    grid = None  # a column every row has; only transformations are cut into cells
 
     norm: Norm
     eps: float

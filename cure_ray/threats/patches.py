@@ -16,6 +16,7 @@ class Patch:
 
     norm = "patch"  # the columns every row has; a patch has no radius
     eps = 0.0
+    grid = None
 
     def __str__(self) -> str:
         return f"patch={self.height}x{self.width}"

@@ -7,16 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from cure_ray.catalogue.published import STANDARD
 from cure_ray.errors import UserError
 from cure_ray.threats import Threat
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm, check_ball
 from cure_ray.threats.patches import Patch, check_size
-from cure_ray.threats.transformations import parse_transformation
+from cure_ray.threats.transformations import check_ascii, check_grid, parse_transformation
 
 
 def parse_patch(text: str, image: tuple[int, int] | None = None) -> Patch:
     """`patch=2x2` or `patch(2x2)`, with one number for a square; `image` is (height, width)."""
+    check_ascii(text)
     size = r"\s*(\d+)(?:\s*x\s*(\d+))?\s*"
     found = re.fullmatch(rf"\s*patch\s*=\s*{size}", text) or re.fullmatch(rf"\s*patch\s*\({size}\)\s*", text)
     if found is None or int(found[1]) < 1 or int(found[2] or found[1]) < 1:
@@ -29,12 +31,15 @@ def parse_patch(text: str, image: tuple[int, int] | None = None) -> Patch:
 
 def parse_ball(text: str, radii: Mapping[Norm, float] | None = None) -> Ball:
     """`linf=0.1`, `linf=8/255`, or a norm alone where `radii` knows its radius."""
+    check_ascii(text)
     norm, equals, radius = (part.strip() for part in text.partition("="))
     if not equals and norm in NORMS:
         known = radii or {}
         if not known.get(norm):
             raise UserError(f"{norm} alone means the experiment's radius, and here is none: write it out, like {norm}=0.1")
         return Ball(norm, known[norm])
+    if "_" in radius:  # 1_0 is ten to Python and a slip to everybody else
+        raise UserError(f"{text!r} is not like linf=0.1 or linf=8/255")
     try:
         eps = float(Fraction(radius)) if "/" in radius else float(radius)
     except (ValueError, ZeroDivisionError, OverflowError):
@@ -78,17 +83,19 @@ def _outside_parentheses(text: str) -> list[str]:
 
 
 def read_threats(
-    text: str, dataset: str = "", image: Sequence[int] | None = None, radii: Mapping[Norm, float] | None = None
+    text: str, grid: str = STANDARD, image: Sequence[int] | None = None, radii: Mapping[Norm, float] | None = None
 ) -> list[Threat]:
-    """Every threat of a list, in the order written; `image` ends in (height, width). Transformations get the data set's published
-    split widths."""
+    """Every threat of a list, in the order written; `image` ends in (height, width). `grid` is the name of the cells transformations
+    are cut into."""
+    check_ascii(text)
+    check_grid(grid)
     found = list[Threat]()
     for part in split_threats(text):
         kind = _family(part)
         if kind == "patch":
             found.append(parse_patch(part, None if image is None else (image[-2], image[-1])))
         elif kind == "geometric":
-            found.append(parse_transformation(part, dataset))
+            found.append(parse_transformation(part, grid))
         else:
             found.append(parse_ball(part, radii))
     names = [t.norm if isinstance(t, Ball) else str(t) for t in found]

@@ -7,11 +7,11 @@ They act on the image in the order written; spatial ones come first, pixel-wise 
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from cure_ray.catalogue.published import certified_widths, training_widths
-from cure_ray.errors import UserError
+from cure_ray.catalogue.published import GRIDS, STANDARD, certified_widths, grid_for, training_widths
+from cure_ray.errors import UserError, nearest
 
 Kind = Literal["R", "Tu", "Tv", "Sc", "Sh", "C", "B"]
 KINDS: tuple[Kind, ...] = ("R", "Tu", "Tv", "Sc", "Sh", "C", "B")
@@ -48,8 +48,30 @@ class Transformation:
     def leaves(self) -> int:
         return math.prod(self.cells)
 
+    @property
+    def grid(self) -> str:
+        """As rows record it: the cells of every parameter, like 80 or 20x40."""
+        return "x".join(map(str, self.cells))
+
+    def cut(self, grid: str) -> "Transformation":
+        """The same transformation on a recorded grid."""
+        return replace(self, cells=tuple(int(n) for n in grid.split("x")))
+
     def __str__(self) -> str:
         return self.text
+
+
+def check_grid(name: str) -> str:
+    if name not in GRIDS:
+        raise UserError(f"unknown grid {name!r}.{nearest(name, GRIDS)}")
+    return name
+
+
+def check_ascii(text: str) -> None:
+    """Digits of other scripts read as numbers in Python; a threat written with them is more likely a slip than meant."""
+    strange = next((c for c in text if not c.isascii()), None)
+    if strange is not None:
+        raise UserError(f"cannot read {strange!r} in {text!r}: threats are written in plain ASCII, like linf=0.1 or R(10)")
 
 
 def _pointing(text: str, place: int, why: str) -> UserError:
@@ -108,8 +130,9 @@ def _number(amount: float) -> str:
     return f"{amount:g}" if float(f"{amount:g}") == amount else repr(amount)
 
 
-def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...] | None = None) -> Transformation:
-    """Read a composed transformation. Leaf widths (degrees, pixels, factors): given, or the data set's published ones, or defaults."""
+def parse_transformation(text: str, grid: str = STANDARD, widths: tuple[float, ...] | None = None) -> Transformation:
+    """Read a composed transformation. Leaf widths (degrees, pixels, factors): given, or those of the named grid, or defaults."""
+    check_ascii(text)
     terms = _terms(text)
     canonical = ",".join(f"{kind}({_number(amount)})" for kind, amount, _ in terms)
     steps, pixelwise = list[Step](), False
@@ -118,7 +141,7 @@ def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...]
             raise _pointing(text, place, f"{kind} after a pixel-wise transformation: write the spatial ones (R, Tu, Tv, Sc, Sh) first")
         pixelwise = pixelwise or kind not in SPATIAL
         steps.append(Step(kind, *_range(kind, amount, text, place)))
-    widths = widths or certified_widths(dataset, canonical) or tuple(DEFAULT_WIDTHS[step.kind] for step in steps)
+    widths = widths or certified_widths(check_grid(grid), canonical) or tuple(DEFAULT_WIDTHS[step.kind] for step in steps)
     if len(widths) != len(steps):
         raise UserError(f"{canonical} has {len(steps)} parameters but {len(widths)} split widths were given")
     return Transformation(canonical, tuple(steps), tuple(_cells(s, w) for s, w in zip(steps, widths, strict=True)))
@@ -126,8 +149,9 @@ def parse_transformation(text: str, dataset: str = "", widths: tuple[float, ...]
 
 def training_transformation(text: str, dataset: str, widths: tuple[float, ...] | None = None) -> Transformation:
     """The same range cut as CGT trains on it."""
-    canonical = parse_transformation(text, dataset).text
-    return parse_transformation(text, dataset, widths or training_widths(canonical))
+    grid = grid_for(dataset)
+    canonical = parse_transformation(text, grid).text
+    return parse_transformation(text, grid, widths or training_widths(canonical))
 
 
 def _cells(step: Step, width: float) -> int:

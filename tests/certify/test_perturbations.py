@@ -13,6 +13,7 @@ from cure_ray.certification.families import certify_any, check_feasible, enabled
 from cure_ray.certification.job import CascadeSettings
 from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
+from cure_ray.config import resolve
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.patches import Patch
@@ -51,11 +52,49 @@ def test_a_norm_alone_has_the_radius_of_the_experiment() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["linf=0.1,linf=0.2", "linf=1/0", "patch(0)", "patch(2", "linf=0.1,linf", "R(10);R(10)", "linf=x", "R(10),Q(1)", "patch=99", "l7=1"],
+    [
+        "linf=0.1,linf=0.2",
+        "linf=1/0",
+        "patch(0)",
+        "patch(2",
+        "linf=0.1,linf",
+        "R(10);R(10)",
+        "linf=x",
+        "R(10),Q(1)",
+        "patch=99",
+        "l7=1",
+        "linf=1_0",
+    ],
 )
 def test_what_cannot_be_read_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(UserError):
         read_threats(text, "mnist", (1, 28, 28))
+
+
+@pytest.mark.parametrize(
+    "text", ["linf=\uff11", "l2=0.\uff15", "R(\uff11\uff10)", "patch=\uff12x2", "linf=\uff18/255", "\u0661", "R(\u0661)"]
+)
+def test_digits_of_other_scripts_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="plain ASCII"):
+        read_threats(text)
+    with pytest.raises(UserError, match=r"plain ASCII|a radius is a number"):
+        resolve({"preset": "smoke", "certification": {"threats": [text]}})
+    with pytest.raises(UserError, match="a radius is a number"):
+        resolve({"preset": "smoke", "threats": {"linf": "\uff11/255"}})
+
+
+def test_the_grid_is_named_by_the_request_or_the_experiment_and_unknown_names_are_refused() -> None:
+    assert parse_transformation("R(30)", "mnist").grid == "240"
+    assert parse_transformation("R(30)").grid == "480"
+    assert parse_transformation("Tu(2),Tv(2)").cut("7x9").cells == (7, 9)
+    with pytest.raises(UserError, match="Did you mean 'mnist'"):
+        read_threats("R(30)", "minst")
+    own = {"name": "mnist"}
+    assert resolve({"preset": "mnist-small", "dataset": own}).grid == "mnist"
+    assert resolve({"preset": "mnist-small", "dataset": own, "certification": {"grid": "standard"}}).grid == "standard"
+    assert resolve({"preset": "smoke"}).grid == "standard"
+    with pytest.raises(UserError, match="unknown grid"):
+        resolve({"preset": "smoke", "certification": {"grid": "minst"}})
 
 
 def test_rows_record_only_the_stages_that_can_decide_them() -> None:

@@ -1,5 +1,6 @@
 """`cure-ray certify` for transformations, patches and ONNX files, as typed."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,29 @@ def test_one_command_certifies_every_family_of_an_onnx_file_into_one_store(files
     assert any(r["status"] == "certified" for r in rows if r["family"] == "geometric")
     again = certify(files, "--threats", threats, "--samples", "8", "--out", str(tmp_path / "out"))
     assert again.splitlines()[1:] == text.splitlines()[1:]
+
+
+def test_the_grid_does_not_depend_on_what_the_data_file_is_called(files: Path, tmp_path: Path) -> None:
+    """A file called mnist.npz used to get the grid published for MNIST."""
+    rows = {}
+    for name in ("mnist", "mine"):
+        shutil.copy(files / "data.npz", tmp_path / f"{name}.npz")
+        for grid in ((), ("--grid", "mnist")):
+            out = tmp_path / f"{name}{len(grid)}"
+            certify(
+                files, "--data", str(tmp_path / f"{name}.npz"), "--threats", "R(30),linf=0.01", "--samples", "3", "--out", str(out), *grid
+            )
+            rows[name, grid] = {r["threat"]: r["grid"] for r in pq.read_table(out / "verdicts").to_pylist()}
+    for name in ("mnist", "mine"):
+        assert rows[name, ()] == {"R(30)": "480", "linf=0.01": None}
+        assert rows[name, ("--grid", "mnist")] == {"R(30)": "240", "linf=0.01": None}
+
+
+def test_two_grids_do_not_mix_in_one_store(files: Path, tmp_path: Path) -> None:
+    common = ("--threats", "R(30)", "--samples", "3", "--out", str(tmp_path / "out"))
+    certify(files, *common)
+    with pytest.raises(UserError, match="on a grid of 480 cells, now 240"):
+        certify(files, *common, "--grid", "mnist")
 
 
 def test_switches_of_patches_and_transformations_are_recorded_with_the_run(files: Path, tmp_path: Path) -> None:

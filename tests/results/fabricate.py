@@ -79,6 +79,7 @@ def verdicts(
         box=True,
         nodes=0,
         message=None,
+        grid=None,
     )
 
 
