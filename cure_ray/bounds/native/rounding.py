@@ -1,4 +1,4 @@
-"""What rounding can add to a bound of the deciding pass: the magnitudes that are multiplied by gamma (docs/soundness.md).
+"""What rounding can add to a bound of the deciding pass: the magnitudes that are multiplied by gamma (docs/explanation/soundness.md).
 
 gamma times |a||b| covers the relative error of a product, but not what is lost below the smallest double. Hence the floor: with
 |a| + FLOOR and |b| + FLOOR in place of |a| and |b|, gamma times their product also covers a result that was flushed to zero,
