@@ -1,6 +1,7 @@
 """Networks and images that were made elsewhere: a factory by name, weights by file, images in an .npz."""
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cure_ray.catalogue.own import read_npz
+from cure_ray.catalogue.own import checked_images, read_npz
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.runs.checkpoints import load_weights
@@ -62,9 +63,27 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_npz(path: Path) -> Samples:
     """`images` (N, C, H, W), uint8 or floats in [0, 1] that float32 holds exactly, and `labels` (N) of an .npz file."""
-    images, labels = read_npz(path, f"--data {path}")["train"]
+    return replace(_samples(*read_npz(path, f"--data {path}")["train"], path.stem), file=path)
+
+
+def as_samples(images: Any, labels: Any, name: str) -> Samples:
+    """Tensors or arrays as samples: images (N, C, H, W), uint8 or floats that float32 holds exactly, and N whole numbers."""
+    return _samples(*checked_images(_array(images), _array(labels), "the data given"), name)
+
+
+def _samples(images: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", name: str) -> Samples:
     pixels = torch.from_numpy(images).float() / 255 if images.dtype == np.uint8 else torch.from_numpy(images)
-    return Samples(path.stem, "test", pixels.contiguous(), torch.from_numpy(labels))
+    return Samples(name, "test", pixels.contiguous(), torch.from_numpy(labels))
+
+
+def _array(values: Any) -> "np.ndarray[Any, Any]":
+    if isinstance(values, Tensor):
+        plain = values.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()  # numpy has no bfloat16; float32 holds it
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"not an array ({error})") from None
 
 
 def check_samples(samples: Samples, network: nn.Module) -> None:
