@@ -190,17 +190,20 @@ class _Batch:
     # ------------------------------------------------------------ attacks
 
     def _attack(self, alive: Tensor) -> None:
-        self._search(alive, "attack", self.c.settings.attack)
+        self._search(alive, "attack", self.c.settings.attack, steered=True)
         for b in alive.tolist():
             outcome = self.outcomes[b]
             if outcome.witness is not None:
                 outcome.decide(Status.FALSIFIED, "attack")
 
-    def _search(self, where: Tensor, purpose: str, settings: AttackSettings) -> None:
-        """Attack these samples and keep what replays. Any bound above a replayed margin is a soundness failure."""
+    def _search(self, where: Tensor, purpose: str, settings: AttackSettings, steered: bool) -> None:
+        """Attack these samples and keep what replays. Any bound above a replayed margin is a soundness failure.
+
+        `steered`: aim at the classes the bounds leave open. Not where it is the bounds that are in doubt.
+        """
         seeds = [seeding.derive(self.c.seed, purpose, str(self.threat), self.indices[b]) for b in where.tolist()]
         x, y = self.x[where], self.y[where]
-        candidates = attack(self.c.network, x, y, self.threat, seeds, settings)
+        candidates = attack(self.c.network, x, y, self.threat, seeds, settings, self._bounds(where) if steered else None)
         found = check_witness(self.c.replay, x, y, candidates, self.threat)
         for i, b in enumerate(where.tolist()):
             outcome, value = self.outcomes[b], float(found.margins[i])
@@ -210,6 +213,12 @@ class _Batch:
             if bool(found.valid[i]):
                 outcome.witness = found.images[i].clone()
             self._compare(b, value, found.images[i])
+
+    def _bounds(self, where: Tensor) -> Tensor | None:
+        """[B, K-1] the best bounds so far, if there are any."""
+        known = [self.outcomes[b].margins for b in where.tolist()]
+        rows = [row for row in known if row is not None]
+        return torch.stack(rows).to(self.x.device, self.x.dtype) if len(rows) == len(known) else None
 
     def _compare(self, b: int, value: float | None, image: Tensor | None) -> None:
         """No image of the ball may have a margin below the bound."""
@@ -223,7 +232,7 @@ class _Batch:
         certified = torch.tensor([b for b, o in enumerate(self.outcomes) if o.status == Status.CERTIFIED], dtype=torch.long)
         if not len(certified):
             return
-        self._search(certified, "after-certificate", AttackSettings(self.c.settings.attack.steps, 1, self.c.settings.attack.rows))
+        self._search(certified, "after-certificate", self.c.settings.attack.again, steered=False)
         for b in certified.tolist():
             if self.outcomes[b].witness is not None:
                 self._unsound(b, "a certified sample is misclassified inside its ball", self.outcomes[b].witness)

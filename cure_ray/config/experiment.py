@@ -67,6 +67,9 @@ class Certification(Model):
     nodes: Annotated[int, Field(ge=0)] = Field(
         20000, description="The same in sub-problems; with seconds: 3600 practically the only limit."
     )
+    attack: Literal["default", "strong"] = Field(
+        "default", description="How hard to search for counterexamples: strong costs 10 to 20 times as much where none is found."
+    )
 
     @field_validator("threats", mode="before")
     @classmethod
@@ -103,10 +106,8 @@ class Experiment(Model):
 
     @property
     def config_hash(self) -> str:
-        """Identity of a trained network: everything but names, placement and certification settings; what is a user's own, by content."""
+        """Identity of a trained network: everything but names, placement and certification settings."""
         content = self.model_dump(mode="json", exclude={"name", "origin", "execution", "certification"})
-        if self.dataset.content is not None:
-            content["dataset"] = {key: value for key, value in content["dataset"].items() if key not in ("name", "path")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

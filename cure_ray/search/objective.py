@@ -20,7 +20,7 @@ from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm
 
 # The attack only spares the bounds what cannot be proven, so it need not be the hardest one.
-SETTINGS = CascadeSettings(DEFAULT_STAGES, attack=AttackSettings(steps=20, restarts=2))
+SETTINGS = CascadeSettings(DEFAULT_STAGES, attack=AttackSettings(steps=14, restarts=3))
 PER_NORM = frozenset({"linf", "l2", "l1", "union_linf_l2"})
 
 

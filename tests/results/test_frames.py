@@ -6,7 +6,6 @@ from pathlib import Path
 
 import fabricate
 import pandas as pd
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import stores
@@ -15,7 +14,7 @@ from cure_ray.errors import UserError
 from cure_ray.results import tables
 from cure_ray.results.frames import find_stores, load, parse_threats
 from cure_ray.results.store import Store
-from cure_ray.results.study import build_study
+from cure_ray.results.summary import summary
 
 
 @pytest.fixture
@@ -134,7 +133,7 @@ def test_a_shard_copied_inside_a_store_stops_library_report_and_summary(root: Pa
     table = Store.open(root).read()
     digest, threat = table["checkpoint_digest"][0].as_py(), table["threat"][0].as_py()
     with pytest.raises(UserError, match=rf"{digest[:12]} has more than one verdict for {threat} \(samples 0, 1"):
-        build_study(table.filter(pc.equal(table["checkpoint_digest"], digest)).to_pandas())  # what `certify` prints is made of this
+        summary(table, digest, [threat])
 
 
 def test_results_on_different_images_under_one_name_are_not_merged(tmp_path: Path) -> None:

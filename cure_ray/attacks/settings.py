@@ -1,0 +1,34 @@
+"""How hard an attack searches, by name and in numbers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cure_ray.errors import UserError, nearest
+
+Strength = Literal["default", "strong"]
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """Numbers, not names, decide what is found: two settings with the same numbers are the same attack."""
+
+    steps: int = 14
+    restarts: int = 8  # each with its own start, class to aim at and loss
+    rows: int = 1024  # samples times restarts in one forward pass
+    vertices: int = 0  # rounds of the search over vertices of the l1 ball, per class aimed at
+
+    @property
+    def again(self) -> "AttackSettings":
+        """The attack on what has been certified: an alarm, at a quarter of the price."""
+        return AttackSettings(self.steps, max(1, self.restarts // 4), self.rows)
+
+
+# A short run from another start or at another class finds more than more steps of the same run (docs/benchmarks.md).
+STRENGTHS: dict[Strength, AttackSettings] = {"default": AttackSettings(), "strong": AttackSettings(40, 48, vertices=24)}
+
+
+def attack_settings(name: str) -> AttackSettings:
+    for known, settings in STRENGTHS.items():
+        if name == known:
+            return settings
+    raise UserError(f"unknown attack {name!r}.{nearest(name, tuple(STRENGTHS))}")
