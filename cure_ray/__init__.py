@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
+    from cure_ray.api.certify import CertificationResult as CertificationResult
+    from cure_ray.api.certify import certify as certify
     from cure_ray.api.report import report as report
     from cure_ray.api.results import Results as Results
     from cure_ray.api.results import load_results as load_results
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Ball": "threats",
+    "CertificationResult": "api.certify",
     "Experiment": "config",
     "Patch": "threats",
     "Results": "api.results",
     "Run": "api.train",
     "Transformation": "threats",
     "UserError": "errors",
+    "certify": "api.certify",
     "load_experiment": "config",
     "load_results": "api.results",
     "report": "api.report",

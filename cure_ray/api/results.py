@@ -1,7 +1,8 @@
 """Certification results as people use them in Python: verdicts and tables in pandas, counterexamples, the report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,18 @@ from cure_ray.results.tables import accuracy_table, compact_table
 from cure_ray.threats import Threat
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Results:
     """Everything below one or more results directories, complete and of one kind.
 
     In a notebook it shows its table. `study` goes into the functions of `cure_ray.results.tables` for everything else they compute.
     """
 
-    loaded: Loaded
+    read: Callable[[], Loaded]
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        return self.read()
 
     @property
     def study(self) -> Study:
@@ -79,6 +84,9 @@ class Results:
         target = report_path(self.study.source or self.stores[0].root, Path(path) if path is not None else None)
         return write_loaded(self.loaded, target, None if data_dir is None else Path(data_dir), [Path(r) for r in runs], images)
 
+    def __repr__(self) -> str:
+        return f"certified accuracy in %, 95 % intervals\n{self.table().to_string(index=False)}"
+
     def _repr_html_(self) -> str:
         return str(self.table().to_html(index=False))
 
@@ -96,7 +104,8 @@ def load_results(
     `threats` chooses the radii of the union (by default the experiment's), `checkpoints` some networks by the first digits of their
     digest; `runs` says where training runs are (learning curves, hardware), and `by_name` calls rows by their experiments' names.
     """
-    return Results(load(sources, threats, checkpoints, _directories(runs), by_name))
+    loaded = load(sources, threats, checkpoints, _directories(runs), by_name)
+    return Results(lambda: loaded)
 
 
 def _directories(paths: Sequence[str | Path]) -> list[Path]:

@@ -12,7 +12,7 @@ from cure_ray.bounds.engine import STAGES, Engine
 from cure_ray.certification.verdict import SCHEMA_VERSION
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError, nearest
-from cure_ray.threats.balls import Ball
+from cure_ray.threats import Threat
 
 # Cheapest first; the attack comes after the bounds that decide most samples of a certified-trained network for nothing.
 CASCADE: tuple[str, ...] = ("ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound")
@@ -112,7 +112,7 @@ class Shard:
     """Samples of a job under one threat (or, for --union-only, under several in the order they are tried)."""
 
     job: Job
-    threats: tuple[Ball, ...]
+    threats: tuple[Threat, ...]
     indices: tuple[int, ...]
 
     @property
@@ -124,7 +124,7 @@ class Shard:
         return f"{self.job.checkpoint_digest[:12]}-{readable}-{self.indices[0]:06d}-{self.indices[-1]:06d}-{key}.parquet"
 
 
-def plan(job: Job, threats: Sequence[Ball], indices: Sequence[int], done: "set[tuple[str, int]]", size: int = 100) -> list[Shard]:
+def plan(job: Job, threats: Sequence[Threat], indices: Sequence[int], done: "set[tuple[str, int]]", size: int = 100) -> list[Shard]:
     """Shards for what is not done yet: whatever the sharding of an earlier run was, no sample is computed twice."""
     groups = [tuple(threats)] if job.union_only else [(t,) for t in threats]
     shards = []

@@ -11,7 +11,7 @@ from cure_ray.certification.job import Job, Shard
 from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.data.samples import Samples
-from cure_ray.threats import Threat
+from cure_ray.threats import Ball, Threat
 
 SaveWitness = Callable[[Tensor], str]  # stores an image, returns its digest
 
@@ -21,7 +21,7 @@ def certify_shard(certifier: Certifier, shard: Shard, samples: Samples, save_wit
     rows = torch.tensor(shard.indices, dtype=torch.long)
     x, y = samples.images[rows], samples.labels[rows]
     if shard.job.union_only:
-        found = certifier.certify_union(x, y, shard.threats, shard.indices)
+        found = certifier.certify_union(x, y, [t for t in shard.threats if isinstance(t, Ball)], shard.indices)
     else:
         found = [certify_any(certifier, x, y, threat, shard.indices) for threat in shard.threats]
     return [

@@ -1,4 +1,4 @@
-"""Ray embedded in this process: a token of its own, a directory nobody else can enter, no fixed port, and an end that comes with ours."""
+"""Ray embedded in this process: token, key, directory and ports of its own, closed to others, and an end that comes with ours."""
 
 import functools
 import logging
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cure_ray.cluster import watchdog
+from cure_ray.cluster.certificate import write_certificate, write_secret
 from cure_ray.errors import UserError
-from cure_ray.runs.run import StoppedError
 
 # For the time of the start only: Ray's processes inherit it, other children of this process do not.
 ENVIRONMENT = {
@@ -103,8 +103,8 @@ def keep_signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def reread_token() -> None:
-    """Ray reads mode and token once a process; an earlier session, or a cluster joined later, has others."""
+def reread_environment() -> None:
+    """Ray reads modes, token and keys once a process; an earlier session, or a cluster joined later, has others."""
     import ray._raylet
 
     core: Any = ray._raylet
@@ -127,10 +127,10 @@ def _start(directory: Path, cpus: int | None) -> None:
     import ray
 
     token = directory / "token"
-    with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    with _changed_environment({**ENVIRONMENT, "RAY_AUTH_TOKEN_PATH": str(token)}), _no_fixed_port(), keep_signals():
-        reread_token()
+    write_secret(token, secrets.token_hex(32).encode())
+    environment = {**ENVIRONMENT, **write_certificate(directory), "RAY_AUTH_TOKEN_PATH": str(token)}
+    with _changed_environment(environment), _no_fixed_port(), keep_signals():
+        reread_environment()
         ray.init(
             address="local",  # without it Ray joins whatever cluster it finds on this machine
             num_cpus=cpus,
@@ -155,6 +155,8 @@ def embedded_ray(cpus: int | None = None) -> Iterator[Path]:
         try:
             _start(directory, cpus)
         except SystemExit:  # SIGTERM, in the seconds in which Ray's handler stood
+            from cure_ray.runs.run import StoppedError  # brings torch along
+
             raise StoppedError("stopped by SIGTERM before anything began") from None
         except Exception as error:  # Ray raises a bare Exception here
             raise UserError(
@@ -168,4 +170,4 @@ def embedded_ray(cpus: int | None = None) -> Iterator[Path]:
         guard.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             guard.wait(ENDING_SECONDS)
-        reread_token()
+        reread_environment()

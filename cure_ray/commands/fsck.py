@@ -11,7 +11,7 @@ from cure_ray.errors import UserError
 def fsck(
     directory: Annotated[str, typer.Argument(metavar="STORE", help="A results directory (or fsspec URI) of `cure-ray certify`.")],
     repair: Annotated[bool, typer.Option("--repair", help="Delete what is broken or foreign, and compute what is missing.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Ray workers for the repair.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Repair on so many Ray workers; 1: in this process.")] = 1,
     data_dir: DataDirOption = None,
 ) -> None:
     """Check every shard, row and witness of a store against what its runs set out to do.
@@ -19,7 +19,8 @@ def fsck(
     Exit code 0: whole. 2: something was found; each finding is one line, and `--repair` recomputes exactly what is affected, to the
     same bytes (it needs the checkpoints where they were when they were certified).
     """
-    from cure_ray.cluster.repair import repair_store
+    from cure_ray.api.repair import repair_store
+    from cure_ray.api.request import Execution
     from cure_ray.results.fsck import fsck as check
     from cure_ray.results.store import Store
 
@@ -28,7 +29,7 @@ def fsck(
     for finding in findings:
         print(finding)
     if findings and repair:
-        repair_store(store, findings, workers, data_dir)
+        repair_store(store, findings, Execution(device="cpu", workers=workers), data_dir)
         findings = check(store)
     if findings:
         hint = "could not be repaired" if repair else f"run `cure-ray fsck {directory} --repair`"

@@ -106,8 +106,10 @@ class Experiment(Model):
 
     @property
     def config_hash(self) -> str:
-        """Identity of a trained network: everything but names, placement and certification settings."""
+        """Identity of a trained network: everything but names, placement and certification settings; what is a user's own, by content."""
         content = self.model_dump(mode="json", exclude={"name", "origin", "execution", "certification"})
+        if self.dataset.content is not None:
+            content["dataset"] = {key: value for key, value in content["dataset"].items() if key not in ("name", "path")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

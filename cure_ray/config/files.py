@@ -72,6 +72,8 @@ def resolve(data: Mapping[str, Any]) -> Experiment:
     base: dict[str, Any] = {}
     for part in (parts.get("base"), authors.get("base"), row.defaults, parts.get(method), authors.get(method)):
         base = _merge(base, part or {})
+    if "path" in data.get("dataset", {}):  # one's own images replace the preset's
+        base["dataset"] = {k: v for k, v in base.get("dataset", {}).items() if k not in ("name", "crop")}
     idle = inactive_fields(cast(Any, method), str(user_training.get("base", "max")))
     base["training"] = {k: v for k, v in base.get("training", {}).items() if k not in idle}
     merged = _merge(base, data)

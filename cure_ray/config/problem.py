@@ -1,21 +1,55 @@
 """The problem: which images, which network, which radii."""
 
 from fractions import Fraction
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from cure_ray.catalogue.own import own_name, read_own
 from cure_ray.catalogue.published import PUBLISHED, DatasetRow, Shape
 from cure_ray.config._base import Model, Positive, Radius
+from cure_ray.errors import nearest
 from cure_ray.threats.norms import NORMS, Norm
 
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tinyimagenet"]
+
+def _is_none(value: Any) -> bool:
+    """What an experiment does not use is no part of its written form, nor of its hash."""
+    return value is None
+
+
+class OwnImages(Model):
+    """What a user's own data set held when the experiment was made."""
+
+    digest: str
+    shape: Shape
+    classes: int
+    train: int
+    test: int
+
+    @property
+    def row(self) -> DatasetRow:
+        channels = self.shape[0]
+        return DatasetRow(self.shape, self.classes, self.train, self.test, (0.0,) * channels, (1.0,) * channels)
 
 
 class Dataset(Model):
     """Which images, and how they are split."""
 
-    name: DatasetName = Field("digits", description="Data set. `digits` ships with scikit-learn and needs no download.")
+    path: str | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="Your own images instead of a published data set: an .npz file with the arrays images (N, C, H, W; uint8, or float32 in [0, 1]) and labels, and test_images and test_labels if it has them; or a folder with one folder of images per class, perhaps below train/ and test/. Without test images every fifth image (of a folder: of each class) is one. They are neither normalised nor augmented.",
+    )
+    content: OwnImages | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="Written by cure-ray: what `path` held, which is part of the experiment's hash; the path is not.",
+    )
+    name: str = Field(
+        "digits",
+        description=f"Data set: {', '.join(PUBLISHED)}. `digits` ships with scikit-learn and needs no download. With `path`: a name for tables, by default the file's.",
+    )
     train_samples: int | None = Field(
         None, ge=2, description="Use only this many training images (the first of a fixed shuffle); all if empty."
     )
@@ -37,7 +71,12 @@ class Dataset(Model):
     @property
     def row(self) -> DatasetRow:
         """What the data set is."""
-        return PUBLISHED[self.name]
+        return PUBLISHED[self.name] if self.content is None else self.content.row
+
+    @property
+    def stream(self) -> str:
+        """What the shuffle of the validation split is drawn from."""
+        return self.name if self.content is None else self.content.digest
 
     @property
     def side(self) -> int | None:
@@ -66,8 +105,34 @@ class Dataset(Model):
     def train_size(self) -> int:
         return self.pool_size - self.validation_size
 
+    @model_validator(mode="before")
+    @classmethod
+    def _describe(cls, data: Any) -> Any:
+        """Read a user's own data set, unless the experiment says already what it held."""
+        if not isinstance(data, dict) or not isinstance(data.get("path"), str):
+            return data
+        path = Path(data["path"]).expanduser().absolute()
+        found = {"name": own_name(path), **data, "path": str(path)}
+        if found.get("content") is None:
+            content = read_own(path)
+            row = content.row
+            found["content"] = OwnImages(digest=content.digest, shape=row.shape, classes=row.classes, train=row.train, test=row.test)
+        return found
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        own = info.data.get("path") is not None
+        if own and value in PUBLISHED:
+            raise ValueError(f"{value} is a published data set, and dataset.path names your own: give it another name, or none")
+        if not own and value not in PUBLISHED:
+            raise ValueError(f"unknown data set.{nearest(value, list(PUBLISHED))} Your own images are given by dataset.path")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.content is not None and self.path is None:
+            raise ValueError("content describes the images at dataset.path, which is missing")
         if self.crop is not None and self.row.crop is None:
             raise ValueError(f"crop applies to tinyimagenet only, not to {self.name}")
         if self.validation_size >= self.pool_size:

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cure_ray.catalogue.own import Source, read_own
 from cure_ray.catalogue.published import PUBLISHED
 from cure_ray.data._torchvision_compat import import_torchvision_datasets
 from cure_ray.errors import UserError
-
-Source = Literal["train", "test"]
 
 
 def user_cache() -> Path:
@@ -123,6 +122,19 @@ def _read(name: str, source: Source, root: Path | None) -> tuple[Tensor, Tensor,
 def read_split(name: str, source: Source, data_dir: str | Path | None, download: bool) -> tuple[Tensor, Tensor, int]:
     """Raw uint8 images [N,C,H,W], labels, and the level that means 1.0."""
     return _read(name, source, _find_or_download(name, data_dir, download) if PUBLISHED[name].files else None)
+
+
+def read_own_split(path: str, digest: str, source: Source, data_dir: str | Path | None) -> tuple[Tensor, Tensor, int]:
+    """A split of a user's own images, where they were or by the same name in a data directory; only if they are the same images."""
+    places = [Path(path), *(directory / Path(path).name for directory in search_path(data_dir))]
+    found = read_own(next((place for place in places if place.exists()), places[0]))
+    if found.digest != digest:
+        raise UserError(
+            f"dataset.path {path} has changed since the experiment was made (content {found.digest[:8]}, then {digest[:8]}): restore the "
+            "images, or start a new experiment that names the path alone"
+        )
+    images, labels = found.train if source == "train" else found.test
+    return torch.from_numpy(images), torch.from_numpy(labels), 255 if images.dtype == np.uint8 else 1
 
 
 @dataclass(frozen=True)

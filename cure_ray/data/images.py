@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from cure_ray import seeding
+from cure_ray.catalogue.own import Source
 from cure_ray.config import Dataset
-from cure_ray.data.files import Source, read_split
+from cure_ray.data.files import read_own_split, read_split
 
 Split = Literal["train", "validation", "test"]
 
@@ -101,12 +102,15 @@ def _centre_crop(raw: Tensor, side: int) -> Tensor:
 def load_dataset(config: Dataset, split: Split, data_dir: str | Path | None = None, download: bool = True) -> Images:
     """One split of a data set. Validation images are the first of a fixed shuffle of the training set, independent of any seed."""
     source: Source = "test" if split == "test" else "train"
-    raw, labels, levels = read_split(config.name, source, data_dir, download)
+    if config.path is not None and config.content is not None:
+        raw, labels, levels = read_own_split(config.path, config.content.digest, source, data_dir)
+    else:
+        raw, labels, levels = read_split(config.name, source, data_dir, download)
     index = torch.arange(len(labels))
     if split != "test":
         held_out, pool = config.validation_size, config.pool_size
         if held_out or pool < len(labels):
-            order = torch.randperm(len(labels), generator=seeding.generator("cpu", 0, "split", config.name))
+            order = torch.randperm(len(labels), generator=seeding.generator("cpu", 0, "split", config.stream))
             chosen = order[:held_out] if split == "validation" else order[held_out:pool]
             index = chosen.sort().values
         elif split == "validation":

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ class Samples:
     split: str
     images: Tensor  # [N, C, H, W] float32
     labels: Tensor  # [N]
+    file: Path | None = None  # where they were read, if from a file of the user's
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,7 +1,7 @@
 """Networks and images that were made elsewhere: a factory by name, weights by file, images in an .npz."""
 
 import importlib
-import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from cure_ray.catalogue.own import checked_images, read_npz
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.runs.checkpoints import load_weights
@@ -62,34 +63,27 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_npz(path: Path) -> Samples:
     """`images` (N, C, H, W), uint8 or floats in [0, 1] that float32 holds exactly, and `labels` (N) of an .npz file."""
-    if not path.is_file():
-        raise UserError(f"--data {path}: no such file")
+    return replace(_samples(*read_npz(path, f"--data {path}")["train"], path.stem), file=path)
+
+
+def as_samples(images: Any, labels: Any, name: str) -> Samples:
+    """Tensors or arrays as samples: images (N, C, H, W), uint8 or floats that float32 holds exactly, and N whole numbers."""
+    return _samples(*checked_images(_array(images), _array(labels), "the data given"), name)
+
+
+def _samples(images: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", name: str) -> Samples:
+    pixels = torch.from_numpy(images).float() / 255 if images.dtype == np.uint8 else torch.from_numpy(images)
+    return Samples(name, "test", pixels.contiguous(), torch.from_numpy(labels))
+
+
+def _array(values: Any) -> "np.ndarray[Any, Any]":
+    if isinstance(values, Tensor):
+        plain = values.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()  # numpy has no bfloat16; float32 holds it
     try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in ("images", "labels") if name not in file.files]
-            if missing:
-                raise UserError(f"--data {path}: needs the arrays images and labels, has {', '.join(file.files) or 'none'}")
-            images, labels = file["images"], file["labels"]
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"--data {path}: not an .npz file of plain arrays ({error})") from error
-    if images.ndim != 4:
-        raise UserError(f"--data {path}: images must be (N, C, H, W), got shape {images.shape}")
-    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"--data {path}: labels must be {len(images)} integers, got {labels.dtype} of shape {labels.shape}")
-    if images.dtype == np.uint8:
-        pixels = torch.from_numpy(images).float() / 255
-    elif np.issubdtype(images.dtype, np.floating):
-        with np.errstate(over="ignore"):
-            single = images.astype(np.float32)
-        if not np.array_equal(single.astype(images.dtype), images, equal_nan=True):
-            raise UserError(
-                f"--data {path}: the images are {images.dtype} numbers that float32 cannot hold, so a certificate would be about slightly "
-                "other images. Save them as uint8, or as float32: images.astype(numpy.float32)"
-            )
-        pixels = torch.from_numpy(single)
-    else:
-        raise UserError(f"--data {path}: images must be uint8 or floats, got {images.dtype}")
-    return Samples(path.stem, "test", pixels.contiguous(), torch.from_numpy(labels.astype(np.int64)))
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(f"not an array ({error})") from None
 
 
 def check_samples(samples: Samples, network: nn.Module) -> None:

@@ -29,6 +29,7 @@ class Loaded:
     study: Study
     stores: tuple[Store, ...]
     verdicts: pd.DataFrame
+    images: "np.ndarray[Any, Any] | None" = None  # [N, C, H, W] of the split, where the caller has them: the report shows some
 
     @cached_property
     def shards(self) -> tuple[tuple[str, str], ...]:

@@ -23,7 +23,7 @@ from cure_ray.certification.verdict import SCHEMA_VERSION, Verdict
 from cure_ray.errors import UserError
 from cure_ray.results.files import Files
 from cure_ray.results.schema import KEY, SCHEMA, check_schema, outdated, to_table
-from cure_ray.threats.balls import Ball
+from cure_ray.threats import Threat
 
 _JOB = b"cure_ray_job"  # file metadata: the job as JSON, so that every shard explains itself
 _REPLACES = b"cure_ray_replaces"  # file metadata: the shards a compacted file was made of
@@ -80,7 +80,7 @@ class Store:
 
     # ------------------------------------------------------------ runs
 
-    def begin(self, job: Job, threats: Sequence[Ball], indices: Sequence[int], about: Mapping[str, Any]) -> set[tuple[str, int]]:
+    def begin(self, job: Job, threats: Sequence[Threat], indices: Sequence[int], about: Mapping[str, Any]) -> set[tuple[str, int]]:
         """Record what the run sets out to do and return the (threat, sample) pairs that are done already."""
         identity = self.files.read_json("store.json") or {}
         self._finish_compaction()
@@ -152,7 +152,7 @@ class Store:
         self.files.write_bytes(f"verdicts/{shard.name}", buffer.getvalue())
         return shard.name
 
-    def compact(self, job: Job, threats: Sequence[Ball]) -> None:
+    def compact(self, job: Job, threats: Sequence[Threat]) -> None:
         """Merge the shards of a finished run into one file per threat: the same file whatever the shards were, and fast to read.
 
         The merged file is in place before its parts go, and names them: a crash in between is tidied up by the next `begin`.

@@ -13,7 +13,10 @@ from cure_ray.config.methods import display_name, method_rank
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import NORM_ORDER, Evaluation, ThreatColumn, evaluations, main_threats
 
-_SAME = ("name", "origin", "seed", "execution.", "certification.", "threats.", "dataset.name", "training.method", "training.start_from")
+_SAME = (
+    "name", "origin", "seed", "execution.", "certification.", "threats.", "dataset.name", "dataset.path", "training.method",
+    "training.start_from",
+)  # fmt: skip
 """Beginnings of the fields that do not make a variant of a method."""
 
 

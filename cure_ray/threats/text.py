@@ -98,10 +98,15 @@ def read_threats(
             found.append(parse_transformation(part, grid))
         else:
             found.append(parse_ball(part, radii))
-    names = [t.norm if isinstance(t, Ball) else str(t) for t in found]
-    if len(set(names)) != len(names):
-        raise UserError(f"one radius per norm and no threat twice, got {text}")
+    check_distinct(found)
     return found
+
+
+def check_distinct(threats: Sequence[Threat]) -> None:
+    """A table has one column per norm, and none twice."""
+    names = [t.norm if isinstance(t, Ball) else str(t) for t in threats]
+    if len(set(names)) != len(names):
+        raise UserError(f"one radius per norm and no threat twice, got {', '.join(map(str, threats))}")
 
 
 def parse_balls(text: str) -> list[Ball]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cure_ray.certification import shard as runner
+from cure_ray.api import execution as runner
 from cure_ray.certification.identity import network_identity
 from cure_ray.commands import certify as command
 from cure_ray.config import parse_experiment
@@ -193,11 +193,11 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
     script = (
         "import sys, certify_tiny\n"
         "from pathlib import Path\n"
-        "from cure_ray.certification import job as settings\n"
+        "from cure_ray.api import execution\n"
         "from cure_ray.commands.certify import certify\n"
         "from cure_ray.runs.run import StoppedError\n"
-        "plan = settings.plan\n"
-        "settings.plan = lambda job, threats, indices, done, size=100: plan(job, threats, indices, done, 2)\n"
+        "plan = execution.plan\n"
+        "execution.plan = lambda job, threats, indices, done, size=100: plan(job, threats, indices, done, 2)\n"
         "try:\n"
         f"    certify(**{ {k: str(v) for k, v in foreign.items() if k not in ('weights', 'data')}!r},\n"
         f"            weights=Path({str(foreign['weights'])!r}), data=Path({str(foreign['data'])!r}))\n"

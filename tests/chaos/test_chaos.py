@@ -29,7 +29,7 @@ from cure_ray.certification.engines import make_engine
 from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
-from cure_ray.cluster.embedded import reread_token
+from cure_ray.cluster.embedded import reread_environment
 from cure_ray.cluster.session import ENVIRONMENT
 from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.cluster.trials.sweep import run_sweep
@@ -63,7 +63,7 @@ def nodes() -> Iterator[object]:
     import ray
     from ray.cluster_utils import Cluster
 
-    reread_token()
+    reread_environment()
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(5):

@@ -10,6 +10,7 @@ import json
 import os
 import pkgutil
 import socket
+import ssl
 import sys
 from typing import Any
 
@@ -43,18 +44,33 @@ def by_http(port: int, touched: str) -> list[int | str]:
             answers.append(connection.getresponse().status)
         except (OSError, http.client.HTTPException) as error:
             answers.append(type(error).__name__)  # speaks no HTTP/1
+            if isinstance(error, TimeoutError):  # nor anything else
+                break
         finally:
             connection.close()
     return answers
 
 
-def by_grpc(port: int, methods: list[tuple[str, bool]], metadata: Any = ()) -> dict[str, list[str]]:
+def server_certificate(port: int) -> bytes | None:
+    """What the server shows to everybody, if it speaks TLS: enough to trust it, not to be trusted."""
+    try:
+        return ssl.get_server_certificate(("127.0.0.1", port), timeout=10).encode()
+    except OSError:
+        return None
+
+
+def by_grpc(port: int, methods: list[tuple[str, bool]], credentials: Any = None, metadata: Any = ()) -> dict[str, list[str]]:
     """Status code to methods."""
     import grpc
 
     answers: dict[str, list[str]] = {}
-    metadata = (*metadata, ("node_id", "00" * 28))  # what StartSync asks for: without it, Ray 2.60 falls before it looks for the token
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    address = f"127.0.0.1:{port}"
+    with grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary("/no/such")(b"", timeout=5)  # whoever speaks gRPC with us says UNIMPLEMENTED at once
+        except grpc.RpcError as error:
+            if error.code().name in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):  # type: ignore[attr-defined]
+                return {"UNAVAILABLE": []}
         for name, streams in methods:
             try:
                 if streams:
@@ -65,9 +81,15 @@ def by_grpc(port: int, methods: list[tuple[str, bool]], metadata: Any = ()) -> d
             except grpc.RpcError as error:
                 code = error.code().name  # type: ignore[attr-defined]
             answers.setdefault(code, []).append(name)
-            if code == "UNAVAILABLE":  # no gRPC here
-                break
     return answers
+
+
+def by_tls(port: int, methods: list[tuple[str, bool]]) -> dict[str, list[str]]:
+    """With trust in whatever the server is, and without a key."""
+    import grpc
+
+    shown = server_certificate(port)
+    return by_grpc(port, methods, grpc.ssl_channel_credentials(shown)) if shown else {}
 
 
 def by_redis(port: int) -> str:
@@ -109,6 +131,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         "methods": len(methods),
         "http": {port: by_http(port, order["touched"]) for port in order["ports"]},
         "grpc": {port: by_grpc(port, methods) for port in order["ports"]},
+        "tls": {port: by_tls(port, methods) for port in order["ports"]},
         "redis": {port: by_redis(port) for port in order["ports"]},
         "unix": {path: by_unix(path) for path in order["unix"]},
         "directories": {path: enter(path) for path in order["directories"]},

@@ -6,16 +6,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import ray
-from cluster_helpers import LOOPBACK, assert_refused, intrude, listening, replaceable
+from cluster_helpers import LOOPBACK, admitted, intrude, listening, replaceable, session_processes, until
 from intruder import by_grpc
 
-from cure_ray.cluster import watchdog
+from cure_ray.cluster.certificate import write_certificate
 from cure_ray.cluster.embedded import private_directory
 from cure_ray.cluster.session import Session
 from cure_ray.errors import UserError
@@ -23,48 +21,50 @@ from cure_ray.errors import UserError
 FIXED = {6379, 8265, 10001, 44217, 44227, 52365}  # of a Ray head beside us: GCS, dashboard, client, metrics, agent
 
 
-def members(where: Session) -> list[int]:
-    assert where.directory is not None
-    return [*watchdog.members(str(where.directory), frozenset({os.getpid()})), os.getpid()]
-
-
-def until(happens: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
-
-
 def test_no_socket_of_a_session_lets_in_who_has_no_token(ray_session: Session, tmp_path: Path) -> None:
-    """Agents, workers, GCS, raylet, object store and driver: over HTTP, every gRPC method, redis and unix sockets, as `nobody`."""
+    """Agents, workers, GCS, raylet, object store and driver: over HTTP, every gRPC method, TLS, redis and unix sockets, as `nobody`."""
     assert ray.get(ray.remote(lambda: 1).remote()) == 1
     assert ray_session.directory is not None
-    doors, touched = listening(members(ray_session)), Path(tempfile.gettempdir()) / f"intruder-{os.getpid()}"
+    doors, touched = (
+        listening(session_processes(ray_session.directory, os.getpid())),
+        Path(tempfile.gettempdir()) / f"intruder-{os.getpid()}",
+    )
     assert len(doors.tcp) >= 7
     assert {interface for interface, _ in doors.tcp} <= LOOPBACK
     assert not {port for _, port in doors.tcp} & FIXED
     assert len(doors.unix) == 2
     assert all(path.startswith(str(ray_session.directory)) for path in doors.unix)
     answers = intrude(doors, ray_session.directory, touched)
-    assert_refused(answers)
+    assert admitted(answers) == {}
     assert answers["methods"] > 100
     assert not touched.exists()
-    token = (ray_session.directory / "token").read_text()
-    gcs = int(ray_session.address.rpartition(":")[2])
-    known = [("/ray.rpc.NodeInfoGcsService/CheckAlive", False)]
-    assert set(by_grpc(gcs, known)) == {"UNAUTHENTICATED"}
-    assert set(by_grpc(gcs, known, (("authorization", "Bearer wrong"),))) == {"UNAUTHENTICATED"}
-    assert set(by_grpc(gcs, known, (("authorization", f"Bearer {token}"),))) == {"OK"}  # the door is real: the key opens it
+    # Each holds against one who has half of what is needed; and with all of it the doors open, so there was something to refuse.
+    import grpc
+
+    gcs, known = int(ray_session.address.rpartition(":")[2]), [("/ray.rpc.NodeInfoGcsService/CheckAlive", False)]
+    public, key, token = ((ray_session.directory / name).read_bytes() for name in ("certificate.pem", "key.pem", "token"))
+    bearer = (("authorization", f"Bearer {token.decode()}"),)
+    holder = grpc.ssl_channel_credentials(public, key, public)
+    write_certificate(tmp_path)
+    stranger = grpc.ssl_channel_credentials(public, (tmp_path / "key.pem").read_bytes(), (tmp_path / "certificate.pem").read_bytes())
+    assert set(by_grpc(gcs, known, grpc.ssl_channel_credentials(public), bearer)) == {"UNAVAILABLE"}
+    assert set(by_grpc(gcs, known, stranger, bearer)) == {"UNAVAILABLE"}
+    assert set(by_grpc(gcs, known, holder)) == {"UNAUTHENTICATED"}
+    assert set(by_grpc(gcs, known, holder, (("authorization", "Bearer wrong"),))) == {"UNAUTHENTICATED"}
+    assert set(by_grpc(gcs, known, holder, bearer)) == {"OK"}
+    assert sum(set(statuses) == {401} for statuses in answers["http"].values()) == 2  # the agents
+    assert sum(set(codes) == {"UNAVAILABLE"} for codes in answers["tls"].values()) >= 5  # everybody else
 
 
 def test_nothing_of_a_session_lies_where_others_can_replace_it(ray_session: Session) -> None:
     """Neither what its processes hold open, nor what their command lines name; and no command line shows the token."""
     assert ray_session.directory is not None
     assert stat.S_IMODE(ray_session.directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((ray_session.directory / "token").stat().st_mode) == 0o600
+    for secret in ("token", "key.pem"):
+        assert stat.S_IMODE((ray_session.directory / secret).stat().st_mode) == 0o600
     token = (ray_session.directory / "token").read_text()
     seen = set[Path]()
-    for pid in members(ray_session):
+    for pid in session_processes(ray_session.directory, os.getpid()):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
             opened = [os.readlink(d) for d in Path(f"/proc/{pid}/fd").iterdir()]
@@ -79,7 +79,7 @@ def test_nothing_of_a_session_lies_where_others_can_replace_it(ray_session: Sess
 
 def test_no_child_of_the_driver_inherits_the_session(ray_session: Session) -> None:
     """A command started from a notebook would take the session's token and mode for a cluster's."""
-    mine = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_enable_metrics_collection"}
+    mine = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_KEY", "RAY_enable_metrics_collection"}
     assert not mine & set(os.environ)
 
 

@@ -20,9 +20,11 @@ from cure_ray.attacks import AttackSettings
 from cure_ray.certification.job import CascadeSettings, Job, Shard, plan
 from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.errors import UserError
+from cure_ray.results.frames import Loaded
 from cure_ray.results.fsck import fsck
 from cure_ray.results.schema import SCHEMA, from_table, to_table
 from cure_ray.results.store import Store
+from cure_ray.results.study import build_study
 from cure_ray.results.summary import summary
 from cure_ray.threats.balls import Ball
 
@@ -323,10 +325,15 @@ def test_the_schema_has_the_fields_of_a_verdict() -> None:
     assert {f.name for f in dataclasses.fields(Verdict)} == set(SCHEMA.names)
 
 
+def table_of(rows: list[Verdict]) -> str:
+    frame = to_table(rows).to_pandas()
+    return summary(Loaded(build_study(frame), (), frame), JOB.checkpoint_digest)
+
+
 def test_the_table_counts_per_sample_and_refuses_holes() -> None:
     rows = [verdict(LINF, i, Status.CERTIFIED if i < 6 else Status.UNKNOWN, stage="ibp" if i < 2 else "crown") for i in range(10)]
     rows += [verdict(L2, i, Status.CERTIFIED if i % 2 else Status.FALSIFIED, stage="crown" if i % 2 else "attack") for i in range(10)]
-    text = summary(to_table(rows), JOB.checkpoint_digest, ["linf=0.1", "l2=0.5"])
+    text = table_of(rows)
     lines = {line.split()[0] if line.strip() else "": line for line in text.splitlines()}
     assert "60.0 %" in lines["l_inf"]
     assert "20.0 %" in lines["l_inf"], "by IBP alone"
@@ -335,4 +342,4 @@ def test_the_table_counts_per_sample_and_refuses_holes() -> None:
     assert "falsified 5" in text
     assert "unknown 4" in text
     with pytest.raises(UserError, match=r"l2=0\.5 lacks 1 of 10"):
-        summary(to_table(rows[:-1]), JOB.checkpoint_digest, ["linf=0.1", "l2=0.5"])
+        table_of(rows[:-1])

@@ -112,7 +112,7 @@ def _margins(loaded: Loaded, digests: Sequence[str], samples: Sequence[int]) -> 
 
 def cards(loaded: Loaded, entries: Sequence[Entry], best: Entry, data_dir: Path | None, count: int = 24) -> tuple[list[Card], str]:
     """The same images for every method, so that they can be compared; and a note where images are missing."""
-    images, note = load_images(best, data_dir)
+    images, note = (loaded.images, "") if loaded.images is not None else load_images(best, data_dir)
     positions = pick_samples(best, count)
     samples = best.evaluation.samples[positions].tolist()
     rows = _margins(loaded, [e.evaluation.checkpoint for e in entries], samples)

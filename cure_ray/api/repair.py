@@ -8,23 +8,20 @@ from typing import Any
 
 import torch
 
+from cure_ray.api.execution import Task, execute
+from cure_ray.api.request import Execution
+from cure_ray.api.subject import Subject, given_samples, run_subject
 from cure_ray.certification.engines import engine_version, make_engine
-from cure_ray.certification.identity import network_identity
-from cure_ray.certification.job import Job, Shard, plan
-from cure_ray.cluster.certification import Subject, certify_shards
-from cure_ray.config import Experiment
-from cure_ray.data.images import load_dataset
-from cure_ray.data.samples import Samples
+from cure_ray.certification.job import Job, plan
 from cure_ray.errors import UserError
 from cure_ray.results.fsck import Finding
 from cure_ray.results.store import Store
-from cure_ray.runs.checkpoints import load_checkpoint
-from cure_ray.threats import Ball, Transformation
+from cure_ray.threats import Ball, Threat, Transformation
 from cure_ray.threats.norms import NORMS
 from cure_ray.threats.text import read_threats
 
 
-def repair_store(store: Store, findings: Sequence[Finding], workers: int, data_dir: str | Path | None, address: str | None = None) -> None:
+def repair_store(store: Store, findings: Sequence[Finding], execution: Execution, data_dir: str | Path | None = None) -> None:
     """Resume is the repair: a shard that is not there is computed by the run it belongs to."""
     begun = _runs_with_rows(store)
     for goal in store.plans():
@@ -40,7 +37,7 @@ def repair_store(store: Store, findings: Sequence[Finding], workers: int, data_d
     _drop_broken_witnesses(store)
     for goal in store.plans():
         if _absent(store, goal) and (goal["run_id"] in begun or _same_version(goal)):  # another version's plan without rows is stale
-            _recompute(store, goal, workers, data_dir, address)
+            _recompute(store, goal, execution, data_dir)
 
 
 def _same_version(goal: Mapping[str, Any]) -> bool:
@@ -92,22 +89,19 @@ def _foreign(goal: Mapping[str, Any]) -> UserError:
     return UserError(f"run {goal['run_id']} was made by another version of cure_ray: certify it again instead of repairing it")
 
 
-def _threats(store: Store, goal: Mapping[str, Any], experiment: Experiment) -> list[Any]:
+def _threats(store: Store, goal: Mapping[str, Any], subject: Subject) -> list[Threat]:
     """With exact radii, from rows that are still there or from the experiment; the text of a ball is rounded."""
     rows = store.read(["threat", "norm", "eps"]).to_pydict()
-    known = {t: Ball(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True) if n in NORMS}
-    for norm in NORMS:
-        own = Ball(norm, experiment.threats.eps(norm)) if experiment.threats.eps(norm) > 0 else None
-        if own is not None:
-            known.setdefault(str(own), own)
-    found = list[Any]()
+    known: dict[str, Threat] = {t: Ball(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True) if n in NORMS}
+    known = {**{str(ball): ball for ball in subject.threats}, **known}
+    found = list[Threat]()
     for text in goal["threats"]:
-        found += [known[text]] if text in known else read_threats(text, image=experiment.dataset.input_shape)
+        found += [known[text]] if text in known else read_threats(text, image=subject.input_shape)
     grids = goal.get("grids", {})
     return [t.cut(grids[str(t)]) if isinstance(t, Transformation) and str(t) in grids else t for t in found]
 
 
-def _recompute(store: Store, goal: Mapping[str, Any], workers: int, data_dir: str | Path | None, address: str | None) -> None:
+def _recompute(store: Store, goal: Mapping[str, Any], execution: Execution, data_dir: str | Path | None) -> None:
     about, job = store.about(goal["checkpoint_digest"]), _job(goal)
     where = about.get("checkpoint")
     if where is None or not Path(where).is_dir():
@@ -115,25 +109,19 @@ def _recompute(store: Store, goal: Mapping[str, Any], workers: int, data_dir: st
             f"the checkpoint {goal['checkpoint_digest'][:12]} is not where it was certified ({where or 'not recorded'}): run the same "
             "`cure-ray certify` command again, which computes what is missing"
         )
-    loaded = load_checkpoint(where)
-    identity = network_identity(loaded.network)
-    if identity != job.checkpoint_digest:
-        raise UserError(f"{where} holds another checkpoint now ({identity[:12]}, not {job.checkpoint_digest[:12]})")
-    split: Any = job.split
-    images = load_dataset(loaded.experiment.dataset.model_copy(update={"augment": False}), split, data_dir)
-    samples = Samples(job.dataset, job.split, images.pixels(), images.labels)
+    subject = run_subject(where, given_samples(about.get("data")), job.split, data_dir)
+    if subject.digest != job.checkpoint_digest:
+        raise UserError(f"{where} holds another checkpoint now ({subject.digest[:12]}, not {job.checkpoint_digest[:12]})")
+    samples = subject.samples
     if samples.digest != job.data_digest:
         raise UserError(f"the {job.split} images of {job.dataset} here are not those that were certified (digest {samples.digest})")
-    engine = make_engine(job.engine, loaded.network, torch.device("cpu"), tuple(samples.images.shape[1:]))
-    if job != Job.make(identity, samples, engine, job.settings, job.seed, job.union_only):
+    engine = make_engine(job.engine, subject.network, torch.device("cpu"), subject.input_shape)
+    if job != Job.make(subject.digest, samples, engine, job.settings, job.seed, job.union_only):
         raise _foreign(goal)
-    bundles = Path(store.root if "://" not in store.root else ".").absolute() / "soundness-failure"
-    threats = _threats(store, goal, loaded.experiment)
-    shards, alike = list[Shard](), defaultdict[tuple[int, ...], list[Any]](list)
-    for threat in threats:  # one that was wanted for fewer samples than another gets no more of them now
+    tasks, alike = list[Task](), defaultdict[tuple[int, ...], list[Threat]](list)
+    for threat in _threats(store, goal, subject):  # one that was wanted for fewer samples than another gets no more of them now
         alike[tuple(sorted(goal["threats"][str(threat)]))].append(threat)
     for indices, group in alike.items():
         done = store.begin(job, group, indices, about)
-        shards += plan(job, group, indices, done, job.settings.batch)
-    certify_shards(store, [(Subject(loaded.network, samples, job.engine, job.seed, bundles), shards)], workers, address=address)
-    store.compact(job, threats)
+        tasks.append(Task(subject, job, tuple(group), indices, tuple(plan(job, group, indices, done, job.settings.batch))))
+    execute(store, tasks, execution)

@@ -2,16 +2,16 @@
 
 import pytest
 
+from cure_ray.api.request import LONG, Cascade, parse_seconds
 from cure_ray.attacks import attack_settings
 from cure_ray.certification.job import CASCADE, DEFAULT_STAGES, CascadeSettings
-from cure_ray.commands.certify_options import LONG, cascade_settings, parse_seconds
 from cure_ray.config import Certification
 from cure_ray.errors import UserError
 
 
 def settings(budget: str | None = None, nodes: int | None = None, engine: str = "native", **experiment: float) -> CascadeSettings:
     defaults = Certification.model_validate(experiment) if experiment else None
-    return cascade_settings(defaults, None, budget, nodes, engine, True)
+    return Cascade(None, parse_seconds(budget), nodes, engine).settings(defaults)
 
 
 def test_branch_and_bound_runs_when_a_budget_says_so() -> None:
@@ -31,7 +31,7 @@ def test_the_experiment_s_budget_holds_until_the_command_line_names_another() ->
 
 def test_an_engine_without_branch_and_bound_is_not_asked_for_it() -> None:
     assert settings(nodes=1000, engine="auto_lirpa") == CascadeSettings(nodes=1000)
-    assert cascade_settings(None, "ibp", None, 1000, "native", True) == CascadeSettings(("ibp",), nodes=1000)
+    assert Cascade(("ibp",), nodes=1000).settings(None) == CascadeSettings(("ibp",), nodes=1000)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10s", 10.0), ("2m", 120.0), ("1h", 3600.0), ("0.5", 0.5), ("0", 0.0)])
@@ -47,12 +47,9 @@ def test_bad_times(text: str) -> None:
 
 def test_the_attack_is_the_command_line_s_else_the_experiment_s() -> None:
     strong = Certification(attack="strong")
-    assert cascade_settings(None, None, None, None, "native", True).attack == attack_settings("default")
-    assert cascade_settings(strong, None, None, None, "native", True).attack == attack_settings("strong")
-    assert cascade_settings(strong, None, None, None, "native", True, attack="default").attack == attack_settings("default")
-    assert (
-        cascade_settings(None, None, None, None, "native", True, attack="strong").key()
-        != cascade_settings(None, None, None, None, "native", True).key()
-    )
+    assert Cascade().settings(None).attack == attack_settings("default")
+    assert Cascade().settings(strong).attack == attack_settings("strong")
+    assert Cascade(attack="default").settings(strong).attack == attack_settings("default")
+    assert Cascade(attack="strong").settings(None).key() != Cascade().settings(None).key()
     with pytest.raises(UserError, match="unknown attack"):
-        cascade_settings(None, None, None, None, "native", True, attack="harder")
+        Cascade(attack="harder").settings(None)
