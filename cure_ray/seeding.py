@@ -1,13 +1,15 @@
 """One seed, many named generators: nothing random depends on which branch, worker or process ran first.
 
 A stream is named by (seed, names...), for example (0, epoch 7, "ct", "attack_l2"). Its state is a hash of the name, so any stream
-can be re-created anywhere, and a resumed run needs no generator state.
+can be re-created anywhere, and a resumed run needs no generator state. Torch is imported where it is used: deriving a seed needs none.
 """
 
 import hashlib
 import os
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
@@ -16,13 +18,17 @@ def derive(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def generator(device: torch.device | str, seed: int, *names: str | int) -> torch.Generator:
+def generator(device: "torch.device | str", seed: int, *names: str | int) -> "torch.Generator":
     """A generator on `device` for the stream of this name."""
+    import torch
+
     return torch.Generator(device=device).manual_seed(derive(seed, *names))
 
 
 def make_deterministic(threads: int) -> None:
     """Same bits every time: deterministic kernels, no TF32, a fixed number of CPU threads."""
+    import torch
+
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -31,8 +37,10 @@ def make_deterministic(threads: int) -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str) -> "torch.device":
     """`auto` is the first GPU if there is one."""
+    import torch
+
     from cure_ray.errors import UserError
 
     if name == "auto":

@@ -7,8 +7,9 @@ from pathlib import Path
 from cure_ray.api.subject import Subject
 from cure_ray.attacks import attack_settings
 from cure_ray.certification.families import check_feasible
-from cure_ray.certification.job import DEFAULT_STAGES, CascadeSettings
+from cure_ray.certification.job import CascadeSettings
 from cure_ray.config import Certification
+from cure_ray.config.stages import DEFAULT_STAGES
 from cure_ray.data.images import select_samples
 from cure_ray.errors import UserError
 from cure_ray.interchange.foreign import check_samples

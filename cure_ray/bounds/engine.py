@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from cure_ray.config.stages import BOUND_STAGES as STAGES
+from cure_ray.config.stages import BoundStage as Stage
 from cure_ray.threats.balls import Ball
 
-Stage = Literal["ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound"]
-STAGES: tuple[Stage, ...] = ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound")
+__all__ = ["STAGES", "Branching", "Engine", "Problem", "Stage"]
 
 
 @dataclass(frozen=True)

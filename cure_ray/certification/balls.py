@@ -13,8 +13,8 @@ from cure_ray.attacks import AttackSettings, attack, check_witness, replay_netwo
 from cure_ray.bounds.engine import Engine, Problem, Stage
 from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.job import CascadeSettings
-from cure_ray.certification.outcome import CLEAN, Outcome, check_clean, isolate
-from cure_ray.certification.verdict import SKIPPED, Status
+from cure_ray.certification.outcome import Outcome, check_clean, isolate
+from cure_ray.certification.verdict import CLEAN, SKIPPED, Status
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
 

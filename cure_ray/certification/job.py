@@ -8,16 +8,12 @@ from typing import Any
 
 from cure_ray import __version__
 from cure_ray.attacks import AttackSettings
-from cure_ray.bounds.engine import STAGES, Engine
+from cure_ray.bounds.engine import Engine
 from cure_ray.certification.verdict import SCHEMA_VERSION
+from cure_ray.config.stages import CASCADE, DEFAULT_STAGES
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError, nearest
 from cure_ray.threats import Threat
-
-# Cheapest first; the attack comes after the bounds that decide most samples of a certified-trained network for nothing.
-CASCADE: tuple[str, ...] = ("ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound")
-DEFAULT_STAGES = CASCADE[:-1]
-assert set(STAGES) | {"attack"} == set(CASCADE)
 
 
 @dataclass(frozen=True)

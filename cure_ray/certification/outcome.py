@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.arithmetic import out_of_memory
-from cure_ray.certification.verdict import Status
+from cure_ray.certification.verdict import CLEAN, Status
 from cure_ray.errors import SoundnessError, UserError
 
-CLEAN = "clean"
 # How far, relative to the margin, a bound may exceed the margin of a real point before it is called unsound: a certificate by
 # the rounding of the float64 replay; the bounds of an undecided sample are search results and may be float32.
 _ROUNDING = {True: 1e-7, False: 1e-2}

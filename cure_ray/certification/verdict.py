@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SCHEMA_VERSION = 2
+CLEAN = "clean"  # stage of a row that needed no perturbation
 SKIPPED = "skipped"  # stage of a row that --union-only never looked at
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from cure_ray.catalogue.published import GRIDS, grid_for
 from cure_ray.config._base import Model, NonNegative, Positive
 from cure_ray.config.problem import Dataset, NetworkConfig, Threats
+from cure_ray.config.stages import DEFAULT_STAGES, Stage
 from cure_ray.config.training import Training
 from cure_ray.errors import UserError
 from cure_ray.threats.norms import NORMS, Norm, contains
@@ -59,8 +60,8 @@ class Certification(Model):
     selection: Literal["first", "stride"] = Field(
         "first", description="Which test images (A28): the first ones, or an even stride over the test set."
     )
-    stages: tuple[Literal["ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound"], ...] = Field(
-        ("ibp", "crown-ibp", "attack", "crown", "alpha-crown"),
+    stages: tuple[Stage, ...] = Field(
+        DEFAULT_STAGES,
         description="Stages of the cascade, in order. Add branch-and-bound, with a budget, to decide more.",
     )
     seconds: NonNegative = Field(0.0, description="Branch-and-bound budget per sample and threat, in seconds; 0: it does not run (A27).")

@@ -13,17 +13,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cure_ray.certification.verdict import CLEAN, SKIPPED, Status
+from cure_ray.config.stages import CASCADE
 from cure_ray.errors import UserError
+from cure_ray.threats.norms import NORMS
 
-STATUSES = ("certified", "falsified", "unknown", "timeout", "oom", "error", "misclassified")
+STATUSES = tuple(map(str, Status))
 """Every status there is. Only the first counts as robust."""
-STAGES = ("clean", "ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branch-and-bound")
+STAGES = (CLEAN, *CASCADE)
 """Stages of the cascade from cheap to expensive; "certified by alpha-crown or earlier" reads this order."""
-SKIPPED = "skipped"
-"""Stage of a threat that was never looked at because an earlier one had failed already (certify --union-only)."""
 ABSENT = -1
-CERTIFIED, FALSIFIED, MISCLASSIFIED = (STATUSES.index(s) for s in ("certified", "falsified", "misclassified"))
-NORM_ORDER = ("linf", "l2", "l1")
+CERTIFIED, FALSIFIED, MISCLASSIFIED = (STATUSES.index(s) for s in (Status.CERTIFIED, Status.FALSIFIED, Status.MISCLASSIFIED))
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -41,7 +41,7 @@ class ThreatColumn:
 
     @property
     def sort_key(self) -> tuple[int, int, float, str]:
-        families, norms = ("lp", "geometric", "patch"), NORM_ORDER
+        families, norms = ("lp", "geometric", "patch"), NORMS
         family = families.index(self.family) if self.family in families else len(families)
         return family, norms.index(self.norm) if self.norm in norms else len(norms), self.eps, self.name
 
@@ -295,7 +295,7 @@ def main_threats(
                 )
             main.append(match[0])
         return tuple(sorted(main, key=lambda t: t.sort_key))
-    for norm in NORM_ORDER:
+    for norm in NORMS:
         several = [t.name for t in present if t.norm == norm]
         if len(several) > 1:
             raise UserError(

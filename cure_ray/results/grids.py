@@ -9,10 +9,10 @@ import pandas as pd
 
 from cure_ray.config.methods import method_rank
 from cure_ray.errors import UserError
-from cure_ray.results.evaluations import NORM_ORDER
 from cure_ray.results.statistics import wilson
 from cure_ray.results.study import Entry, Study, flatten
 from cure_ray.results.tables import accuracy_table
+from cure_ray.threats.norms import NORMS
 
 _NAMES = ("name", "origin", "seed", "execution.", "certification.", "training.start_from")
 
@@ -63,7 +63,7 @@ def radius_curves(study: Study) -> tuple[pd.DataFrame, list[str]]:
     rows, holes = [], []
     for entry in study.entries:
         fixed = {t.norm: t for t in entry.evaluation.threats}
-        for norm in NORM_ORDER:
+        for norm in NORMS:
             radii = [t for t in entry.everything.family("lp") if t.norm == norm]
             if len(radii) < 2:
                 continue

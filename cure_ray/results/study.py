@@ -11,7 +11,8 @@ import pandas as pd
 from cure_ray.config import Experiment
 from cure_ray.config.methods import display_name, method_rank
 from cure_ray.errors import UserError
-from cure_ray.results.evaluations import NORM_ORDER, Evaluation, ThreatColumn, evaluations, main_threats
+from cure_ray.results.evaluations import Evaluation, ThreatColumn, evaluations, main_threats
+from cure_ray.threats.norms import NORMS
 
 _SAME = (
     "name", "origin", "seed", "execution.", "certification.", "threats.", "dataset.name", "dataset.path", "training.method",
@@ -62,7 +63,7 @@ class RunInfo:
         threats = self.experiment.get("threats")
         if not isinstance(threats, Mapping):
             return None
-        eps = {norm: float(Fraction(str(threats.get(norm, 0)))) for norm in NORM_ORDER}
+        eps = {norm: float(Fraction(str(threats.get(norm, 0)))) for norm in NORMS}
         return tuple((norm, e) for norm, e in eps.items() if e > 0)
 
 

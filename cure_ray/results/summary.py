@@ -1,16 +1,17 @@
 """The table `cure-ray certify` prints: the library's tables of one network as text, with every status counted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from cure_ray.config.stages import BOUND_STAGES
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.frames import Loaded
 from cure_ray.results.study import Entry, Study
-from cure_ray.results.tables import BOUND_STAGES, accuracy_table, column_of, stage_table, status_table
+from cure_ray.results.tables import accuracy_table, column_of, stage_table, status_table
 
 _NAMES = {"linf": "l_inf ", "l2": "l2 ", "l1": "l1 ", "patch": "patch "}
 _FAILED = ("error", "oom")
@@ -42,14 +43,14 @@ def summary(loaded: Loaded, checkpoint_digest: str) -> str:
     return "\n".join([f"{block.n} samples", *_aligned(lines), *_statuses(entry), *_troubles(rows)])
 
 
-def _by_stage(entry: Entry, used: list[str]) -> dict[str, list[str]]:
+def _by_stage(entry: Entry, used: Sequence[str]) -> dict[str, list[str]]:
     """Per metric one cell for each stage: certified by it or an earlier one."""
     others = entry.everything.family("geometric", "patch")
     parts = [entry] if entry.balls else []
     parts += [replace(entry, evaluation=entry.everything.only(others))] if others else []
     cells: dict[str, list[str]] = {}
     for part in parts:
-        table = stage_table(Study((part,))).set_index("stage").loc[used]
+        table = stage_table(Study((part,))).set_index("stage").loc[[*used]]
         cells |= {str(c): [f"{share:.1f} %" for share in table[c]] for c in table.columns if str(c).startswith(("cert_", "union"))}
     return cells
 

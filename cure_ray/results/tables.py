@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cure_ray.config.stages import BOUND_STAGES
 from cure_ray.results.comparisons import baseline_table as baseline_table
 from cure_ray.results.comparisons import significance_table as significance_table
 from cure_ray.results.decomposition import decomposition_summary as decomposition_summary
@@ -16,9 +17,6 @@ from cure_ray.results.decomposition import decomposition_table as decomposition_
 from cure_ray.results.evaluations import ABSENT, STATUSES, Bools, Evaluation, ThreatColumn
 from cure_ray.results.statistics import hypervolume, pareto_front, wilson
 from cure_ray.results.study import Entry, Study, identity
-
-BOUND_STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown", "branch-and-bound")
-"""The stages that can certify. The paper's certified columns are alpha-CROWN columns (docs/explanation/algorithms.md 17)."""
 
 
 def column_of(threat: ThreatColumn) -> str:
@@ -102,7 +100,10 @@ def accuracy_table(study: Study) -> pd.DataFrame:
 
 
 def stage_table(study: Study) -> pd.DataFrame:
-    """Certified accuracy by a stage or an earlier one, per norm and for the union; `stage` alpha-crown compares with the paper."""
+    """Certified accuracy by a stage or an earlier one, per norm and for the union.
+
+    The paper's certified columns are those of stage alpha-crown (docs/explanation/algorithms.md 17).
+    """
     rows = []
     for entry in study.entries:
         e = entry.evaluation

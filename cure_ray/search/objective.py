@@ -10,9 +10,10 @@ from cure_ray import seeding
 from cure_ray.attacks import AttackSettings
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.certification.balls import Certifier
-from cure_ray.certification.job import DEFAULT_STAGES, CascadeSettings
+from cure_ray.certification.job import CascadeSettings
 from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
+from cure_ray.config.stages import DEFAULT_STAGES
 from cure_ray.data.images import load_dataset
 from cure_ray.runs.checkpoints import checkpoint_at, load_checkpoint
 from cure_ray.search.records import Row, judged_at, note_judged

@@ -4,8 +4,9 @@ import pytest
 
 from cure_ray.api.request import LONG, Cascade, parse_seconds
 from cure_ray.attacks import attack_settings
-from cure_ray.certification.job import CASCADE, DEFAULT_STAGES, CascadeSettings
+from cure_ray.certification.job import CascadeSettings
 from cure_ray.config import Certification
+from cure_ray.config.stages import CASCADE, DEFAULT_STAGES
 from cure_ray.errors import UserError
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from cure_ray.config.stages import BOUND_STAGES
 from cure_ray.results import tables
 from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.frames import Loaded
@@ -145,7 +146,7 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
     ]
     up = "certified union accuracy, %" if balls else "certified, mean over transformations, %"
     one_each = first_seeds(own)
-    enabled = tuple(s for s in loaded.enabled_stages(own) if s in tables.BOUND_STAGES)
+    enabled = tuple(s for s in loaded.enabled_stages(own) if s in BOUND_STAGES)
     stages = tables.stage_table(own)
     stages = stages[stages["stage"].isin(enabled)]
     shown = [c for c in stages.columns if c.startswith("cert_") or c == "union"]
