@@ -1,5 +1,6 @@
 """Search an experiment's settings with Optuna on Ray."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class SweepResult:
 
 
 def sweep(
-    source: Sweep | str | Path,
+    source: Sweep | Mapping[str, Any] | str | Path,
     *,
     out: str | Path | None = None,
     trials: int | None = None,
@@ -58,8 +59,9 @@ def sweep(
 ) -> SweepResult:
     """Search settings for the best certified accuracy on a validation split; the same call continues where it stopped.
 
-    `source` is a YAML file (docs/guide/sweeps.md) or a Sweep; `trials` another budget than its own; `address` a running Ray cluster
-    (by default RAY_ADDRESS, else this machine); `out` the sweep's directory, by default sweeps-out/NAME-HASH.
+    `source` is a YAML file (docs/guide/sweeps.md), its content as a dict, a Sweep, or the name of one that comes with the program
+    (`smoke`); `trials` another budget than its own; `address` a running Ray cluster (by default RAY_ADDRESS, else this machine); `out`
+    the sweep's directory, by default sweeps-out/NAME-HASH.
     """
     from cure_ray.cluster.trials.sweep import run_sweep
 

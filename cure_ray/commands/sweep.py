@@ -25,7 +25,7 @@ def sweep(
     Stop it anywhere and run the same command again: it continues, and no configuration is trained twice. Run it twice at once, from
     two shells or two machines that share the directory, and both work on it. The test set is never touched.
 
-    Examples: `cure-ray sweep sweeps/smoke.yaml`, `cure-ray status sweeps-out/smoke-...`.
+    Examples: `cure-ray sweep smoke`, `cure-ray status sweeps-out/smoke-...`.
     """
     from cure_ray.api.sweep import sweep as search
     from cure_ray.search.ledger import describe

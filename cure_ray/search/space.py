@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -215,10 +216,12 @@ def _check_points(sweep: Sweep, base: Experiment) -> None:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
+    """A sweep's file, or one that comes with the program, by its name."""
+    shipped = resources.files("cure_ray.presets").joinpath("sweeps", f"{path}.yaml")
+    if not path.is_file() and not (path.name == str(path) and shipped.is_file()):
+        raise UserError(f"{path}: no such file, and no sweep that comes with the program; `smoke` does")
     try:
-        data = _load_yaml(path.read_text(), str(path))
+        data = _load_yaml((path if path.is_file() else shipped).read_text(), str(path))
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file; expected YAML") from None
     if not isinstance(data, dict):
@@ -235,9 +238,9 @@ def _check_dimensions(space: Any) -> None:
             raise UserError(f"space: {path}: {explain(error, Dimension)}") from None
 
 
-def load_sweep(path: str | Path) -> Sweep:
-    """A checked sweep from its file: every end of its space is a valid experiment."""
-    data = _read_mapping(Path(path))
+def load_sweep(path: str | Path | Mapping[str, Any]) -> Sweep:
+    """A checked sweep from its file, its name or its content: every end of its space is a valid experiment."""
+    data = dict(path) if isinstance(path, Mapping) else _read_mapping(Path(path))
     try:
         _check_dimensions(data.get("space"))
         try:
@@ -248,5 +251,5 @@ def load_sweep(path: str | Path) -> Sweep:
         ordered(sweep.space)
         _check_points(sweep, resolve(base_data(sweep)))
     except UserError as error:
-        raise UserError(f"{path}:\n{error}") from None
+        raise UserError(f"{'the sweep' if isinstance(path, Mapping) else path}:\n{error}") from None
     return sweep
