@@ -11,7 +11,8 @@ from scipy.optimize import brentq, linprog, minimize
 
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
-from cure_ray.threats.geometry import distance, dual_norm, minimise_linear, offsets, project
+from cure_ray.threats.box import EVERYWHERE, UNIT, Box
+from cure_ray.threats.geometry import distance, dual_norm, minimise_linear, nearest, offsets, project
 
 NORMS = ("linf", "l2", "l1")
 
@@ -48,8 +49,8 @@ def problem(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_the_support_function_equals_a_reference_solver(seed, norm, eps, box):
     A, x = problem(seed, 6)
-    low, high = offsets(x, eps, box)
-    value, d = minimise_linear(A[None], x[None], low[None], high[None], Ball(norm, eps), box, steps=40)
+    low, high = offsets(x, eps, Box.of(box))
+    value, d = minimise_linear(A[None], x[None], low[None], high[None], Ball(norm, eps), Box.of(box), steps=40)
     exact = reference_minimum(A.numpy(), x.numpy(), norm, eps, box)
     assert float(value) <= exact + 1e-9 * (1 + eps)  # sound
     assert float(value) >= exact - 1e-4 * (1 + eps)  # and tight
@@ -74,7 +75,7 @@ def test_the_l2_reference_agrees_with_a_general_purpose_solver():
 def test_any_multiplier_gives_a_lower_bound(seed, norm, eps, steps, n):
     A, x = problem(seed, n)
     low, high = offsets(x, eps)
-    value, _ = minimise_linear(A[None], x[None], low[None], high[None], Ball(norm, eps), True, steps=steps)
+    value, _ = minimise_linear(A[None], x[None], low[None], high[None], Ball(norm, eps), UNIT, steps=steps)
     g = torch.Generator().manual_seed(seed)
     for scale in (0.1, 1.0, 10.0):
         d = project(scale * torch.randn(50, n, generator=g, dtype=torch.float64), x.expand(50, n), Ball(norm, eps))
@@ -89,10 +90,10 @@ def test_rows_shared_by_a_batch_give_the_same_values(norm):
     A, x = torch.randn(3, 4, 30, generator=g), torch.rand(3, 30, generator=g)
     low, high = offsets(x, 0.7)
     threat = Ball(norm, 0.7)
-    together, _ = minimise_linear(A, x[:, None], low[:, None], high[:, None], threat, True)
+    together, _ = minimise_linear(A, x[:, None], low[:, None], high[:, None], threat, UNIT)
     for b in range(3):
         for s in range(4):
-            alone, _ = minimise_linear(A[b, s][None], x[b][None], low[b][None], high[b][None], threat, True)
+            alone, _ = minimise_linear(A[b, s][None], x[b][None], low[b][None], high[b][None], threat, UNIT)
             torch.testing.assert_close(alone[0], together[b, s], rtol=1e-5, atol=1e-5)
 
 
@@ -101,8 +102,8 @@ def test_the_dual_norm_is_attained(norm):
     g = torch.Generator().manual_seed(2)
     A = torch.randn(20, 15, generator=g, dtype=torch.float64)
     zero = torch.zeros_like(A)
-    low, high = offsets(zero, 0.3, box=False)
-    value, d = minimise_linear(A, zero, low, high, Ball(norm, 0.3), False)
+    low, high = offsets(zero, 0.3, EVERYWHERE)
+    value, d = minimise_linear(A, zero, low, high, Ball(norm, 0.3), EVERYWHERE)
     torch.testing.assert_close(value, -0.3 * dual_norm(A, norm))
     torch.testing.assert_close((A * d).sum(1), value)
 
@@ -131,8 +132,8 @@ def test_the_box_only_raises_the_minimum():
     for norm, eps in (("l2", 0.8), ("l1", 2.0), ("linf", 0.3)):
         values = []
         for box in (True, False):
-            low, high = offsets(x, eps, box)
-            values.append(minimise_linear(A, x, low, high, Ball(norm, eps), box, steps=30)[0])
+            low, high = offsets(x, eps, Box.of(box))
+            values.append(minimise_linear(A, x, low, high, Ball(norm, eps), Box.of(box), steps=30)[0])
         assert (values[0] >= values[1] - 1e-6).all()
 
 
@@ -145,3 +146,33 @@ def test_bad_radii_are_refused(eps):
 def test_unknown_norms_are_refused_with_advice():
     with pytest.raises(UserError, match="linf"):
         Ball("l_inf", 0.1)
+
+
+BOXES = st.sampled_from([UNIT, EVERYWHERE, Box(-1.0, 1.0), Box(0.0, float("inf")), Box(-7.0, 3.5)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), norm=st.sampled_from(NORMS), eps=st.floats(0, 8), box=BOXES)
+def test_projections_and_minimisers_stay_in_the_ball_and_the_domain(seed, norm, eps, box):
+    g = torch.Generator().manual_seed(seed)
+    low, high = max(box.low, -9.0), min(box.high, 9.0)
+    x = low + (high - low) * torch.rand(4, 12, generator=g, dtype=torch.float64)
+    A = torch.randn(4, 12, generator=g, dtype=torch.float64)
+    ends = offsets(x, eps, box)
+    value, d = minimise_linear(A, x, *ends, Ball(norm, eps), box, steps=60)
+    for move in (d, project(10 * A, x, Ball(norm, eps), box)):
+        assert (distance(move, norm) <= eps * (1 + 1e-6) + 1e-12).all()
+        assert (x + move >= box.low - 1e-12).all()
+        assert (x + move <= box.high + 1e-12).all()
+    points = x + project(5 * torch.randn(50, 4, 12, generator=g, dtype=torch.float64), x.expand(50, 4, 12), Ball(norm, eps), box)
+    assert (value <= (A * points).sum(-1) + 1e-9).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), norm=st.sampled_from(NORMS), radii=st.lists(st.floats(0, 3), min_size=5, max_size=5))
+def test_a_projection_takes_a_radius_per_row(seed, norm, radii):
+    g = torch.Generator().manual_seed(seed)
+    x, delta = torch.rand(5, 7, generator=g, dtype=torch.float64), torch.randn(5, 7, generator=g, dtype=torch.float64)
+    together = nearest(delta, x, norm, torch.tensor(radii, dtype=torch.float64)[:, None])
+    for row, eps in enumerate(radii):
+        assert torch.equal(together[row], project(delta[row : row + 1], x[row : row + 1], Ball(norm, eps))[0])

@@ -21,7 +21,7 @@ from cure_ray.results.frames import Loaded, run_info
 from cure_ray.results.store import Store
 from cure_ray.results.study import build_study
 from cure_ray.results.summary import summary
-from cure_ray.threats import Ball, Threat
+from cure_ray.threats import Ball, Box, Threat
 
 if TYPE_CHECKING:
     from cure_ray.api.subject import Images, Labels, Network
@@ -67,7 +67,7 @@ class Options(TypedDict, total=False):
     nodes: int | None
     engine: str
     attack: str | None  # default or strong
-    box: bool
+    box: Box | bool | str | None  # where inputs lie, which cuts off balls: 0,1 (True), -1,1, none (False), ...
     patch_precheck: bool
     separate_logits: bool
     seed: int

@@ -14,6 +14,7 @@ from cure_ray.data.images import select_samples
 from cure_ray.errors import UserError
 from cure_ray.interchange.foreign import check_samples
 from cure_ray.threats import Threat
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.text import check_distinct, read_threats
 from cure_ray.threats.transformations import check_grid
 
@@ -28,7 +29,7 @@ class Cascade:
     seconds: float | None = None  # branch and bound, per sample and threat
     nodes: int | None = None  # the same in sub-problems; alone, time is no limit (but an hour)
     engine: str = "native"
-    box: bool = True  # use the image domain besides the ball
+    box: Box | bool | str | None = None  # the domain of the inputs: True is 0,1, False is none
     patch_precheck: bool = False
     separate_logits: bool = False
     attack: str | None = None  # default or strong
@@ -49,8 +50,10 @@ class Cascade:
         if "branch-and-bound" not in picked:
             seconds = 0.0
         limit = self.nodes if self.nodes is not None else (defaults.nodes if defaults else base.nodes)
+        given = self.box if self.box is not None else defaults.domain if defaults else None
+        box = UNIT if given is None else Box.of(given)
         search = attack_settings(self.attack or (defaults.attack if defaults else "default"))
-        asked = CascadeSettings(tuple(picked), seconds, limit, search, self.box)
+        asked = CascadeSettings(tuple(picked), seconds, limit, search, box)
         return replace(asked, patch_precheck=self.patch_precheck, separate_logits=self.separate_logits)
 
 
@@ -143,5 +146,6 @@ class CertificationRequest:
         """Refuse what cannot be done, of any subject, before anything is started or written."""
         for subject in self.subjects:
             threats, indices = self.threats_of(subject), self.indices_of(subject)
-            check_feasible(threats, self.settings_of(subject), self.union_only, len(indices), self.yes)
-            check_samples(subject.samples, subject.network)
+            settings = self.settings_of(subject)
+            check_feasible(threats, settings, self.union_only, len(indices), self.yes)
+            check_samples(subject.samples, subject.network, settings.box)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import distance, offsets, project
 
 MOMENTUM = 0.75  # weight of the new step against the last move
@@ -51,11 +52,13 @@ def steepest(gradient_RN: Tensor, delta_RN: Tensor, low_RN: Tensor, high_RN: Ten
     return -kept / distance(kept, "l1").clamp_min(1)[:, None]
 
 
-def descend(gradient: Gradient, x_RN: Tensor, start_RN: Tensor, threat: Ball, steps: int, standing: Callable[[Tensor], Tensor]) -> Found:
+def descend(
+    gradient: Gradient, x_RN: Tensor, start_RN: Tensor, threat: Ball, steps: int, standing: Callable[[Tensor], Tensor], box: Box = UNIT
+) -> Found:
     """`standing` says which rows go on, given their smallest margins: a fallen sample is left as it is, whatever else is in its batch."""
-    low, high = offsets(x_RN, threat.eps)
+    low, high = offsets(x_RN, threat.eps, box)
     sparse = threat.norm == "l1"
-    delta = project(start_RN, x_RN, threat, steps=BISECTIONS)
+    delta = project(start_RN, x_RN, threat, box, steps=BISECTIONS)
     before, marks, last = delta, checkpoints(steps), 0
     step = torch.full_like(x_RN[:, :1], threat.eps * (1.0 if sparse else 2.0))
     keep, moving = torch.full_like(step, 4 * threat.eps + 1), torch.full_like(step, float(x_RN.shape[1]))
@@ -87,12 +90,12 @@ def descend(gradient: Gradient, x_RN: Tensor, start_RN: Tensor, threat: Ball, st
             halved, earlier, progress, last = halt, lowest, torch.zeros_like(progress), k
             delta, slope = torch.where(halt, best, delta), torch.where(halt, best_gradient, slope)
             moved = torch.where(halt, torch.zeros_like(moved), moved)
-        toward = project(delta + step * steepest(slope, delta, low, high, threat, keep), x_RN, threat, steps=BISECTIONS)
+        toward = project(delta + step * steepest(slope, delta, low, high, threat, keep), x_RN, threat, box, steps=BISECTIONS)
         before = delta
         if sparse or k == 0:
             delta = toward
         else:
-            delta = project(delta + MOMENTUM * (toward - delta) + (1 - MOMENTUM) * moved, x_RN, threat, steps=BISECTIONS)
+            delta = project(delta + MOMENTUM * (toward - delta) + (1 - MOMENTUM) * moved, x_RN, threat, box, steps=BISECTIONS)
     return found
 
 

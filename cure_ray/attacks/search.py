@@ -16,6 +16,7 @@ from cure_ray.attacks.losses import ANY, LOSSES, margin, objective, ranked_class
 from cure_ray.attacks.settings import AttackSettings
 from cure_ray.attacks.vertices import PROPOSALS, search_vertices
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import distance
 
 _WAVES = (2, 2, 4, 8)  # restarts that run together: few first, because most samples that fall do so at once
@@ -33,11 +34,13 @@ class _Problem:
     order_BS: Tensor  # classes; the first `open_B` of them are worth aiming at
     open_B: Tensor
     streams: tuple[torch.Generator, ...]
+    box: Box = UNIT
 
     def select(self, index: Tensor) -> "_Problem":
         some = [self.streams[i] for i in index.tolist()]
         return _Problem(
-            self.network, self.shape, self.threat, self.x_BN[index], self.y_B[index], self.order_BS[index], self.open_B[index], tuple(some)
+            self.network, self.shape, self.threat, self.x_BN[index], self.y_B[index], self.order_BS[index], self.open_B[index],
+            tuple(some), self.box,
         )  # fmt: skip
 
     def logits(self, x_RN: Tensor) -> Tensor:
@@ -65,6 +68,7 @@ def attack(
     seeds: Sequence[int],
     settings: AttackSettings,
     bounds_BS: Tensor | None = None,
+    box: Box = UNIT,
 ) -> Tensor:
     """The image of smallest margin found for every sample, [B, C, H, W]. One seed per sample, so batches do not matter.
 
@@ -79,7 +83,7 @@ def attack(
     with torch.no_grad():
         order_BS, open_B = _aims(network(x_BCHW), y_B, bounds_BS)
     streams = tuple(torch.Generator().manual_seed(seed % 2**63) for seed in seeds)
-    problem = _Problem(network, x_BCHW.shape[1:], threat, x_BN, y_B, order_BS, open_B, streams)
+    problem = _Problem(network, x_BCHW.shape[1:], threat, x_BN, y_B, order_BS, open_B, streams, box)
     best_BN, best_B = torch.zeros_like(x_BN), torch.full_like(x_BN[:, 0], math.inf)
 
     def improve(piece: Tensor, found: Found) -> None:
@@ -144,7 +148,7 @@ def _wave(problem: _Problem, first: int, count: int, steps: int) -> Found:
         return (margin_R.view(count, batch).amin(0) > 0).repeat(count)
 
     gradient = problem.gradient(x_RN, y_R, target_RB.flatten(), loss_RB.flatten())
-    found = descend(gradient, x_RN, start_RN, problem.threat, steps, standing)
+    found = descend(gradient, x_RN, start_RN, problem.threat, steps, standing, problem.box)
     index_B = found.margin_R.view(count, batch).argmin(0) * batch + torch.arange(batch, device=x_RN.device)
     return Found(found.delta_RN[index_B], found.margin_R[index_B])
 
@@ -174,4 +178,4 @@ def _vertices(problem: _Problem, start_BN: Tensor, turn: int, rounds: int) -> Fo
         rows = (problem.x_BN + delta_MBN).flatten(0, 1)
         return margin(problem.logits(rows), problem.y_B.repeat(len(delta_MBN))).view(len(delta_MBN), -1)
 
-    return search_vertices(gradient, margins, problem.x_BN, start_BN, problem.threat, rounds, problem.streams)
+    return search_vertices(gradient, margins, problem.x_BN, start_BN, problem.threat, rounds, problem.streams, problem.box)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cure_ray.attacks.apgd import Found, Gradient
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import minimise_linear, offsets
 
 PROPOSALS = 16  # vertices tried per round, the first with no pixel left out
@@ -19,17 +20,17 @@ LEFT_OUT = 0.5  # largest share of pixels left out
 
 def search_vertices(
     gradient: Gradient, margins: Callable[[Tensor], Tensor], x_BN: Tensor, start_BN: Tensor, threat: Ball, rounds: int,
-    streams: Sequence[torch.Generator],
+    streams: Sequence[torch.Generator], box: Box = UNIT,
 ) -> Found:  # fmt: skip
     """The best vertex per sample. `margins` takes [M, B, N] offsets to [M, B] values of what is to be lowered."""
-    low, high = offsets(x_BN, threat.eps)
+    low, high = offsets(x_BN, threat.eps, box)
     delta = start_BN
     found = Found(delta, torch.full_like(x_BN[:, 0], torch.inf))
     for _ in range(rounds):
         _, _, slope_BN = gradient(delta)
         keep_MBN = _masks(streams, x_BN.shape[1]).to(x_BN.device)
         slope_MBN = torch.nan_to_num(slope_BN) * keep_MBN
-        tried_MBN = minimise_linear(slope_MBN, x_BN.expand_as(slope_MBN), low, high, threat, box=True)[1]
+        tried_MBN = minimise_linear(slope_MBN, x_BN.expand_as(slope_MBN), low, high, threat, box)[1]
         values_MB = torch.nan_to_num(margins(tried_MBN), nan=torch.inf)
         value_B, pick_B = values_MB.min(0)
         delta = tried_MBN.gather(0, pick_B[None, :, None].expand(1, -1, x_BN.shape[1])).squeeze(0)

@@ -1,4 +1,4 @@
-"""The check that makes a candidate a witness: put inside the ball and the image domain, and replayed on the CPU in float64."""
+"""The check that makes a candidate a witness: put inside the ball and the domain, and replayed on the CPU in float64."""
 
 import copy
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from cure_ray.attacks.losses import margin
 from cure_ray.threats.balls import Ball
-from cure_ray.threats.geometry import distance, project
+from cure_ray.threats.box import UNIT, Box
+from cure_ray.threats.geometry import distance, nearest
 
 _INSIDE = 1 - 1e-12  # relative shrinking of the radius, so that adding an offset to an image cannot round it out of the ball
 
@@ -17,9 +18,14 @@ _INSIDE = 1 - 1e-12  # relative shrinking of the radius, so that adding an offse
 class Witnesses:
     """What the replay says of one candidate per sample, on the CPU in float64."""
 
-    images: Tensor  # [B, C, H, W], inside ball∩[0,1] where `valid`
+    images: Tensor  # [B, C, H, W]
     margins: Tensor  # [B], min over i of f_y - f_i at `images`; NaN where the network returns NaN
-    valid: Tensor  # [B], True: in the ball, in [0, 1] and misclassified
+    inside: Tensor  # [B], True: the image lies in ball∩box, so that its margin says something about the threat
+
+    @property
+    def valid(self) -> Tensor:
+        """[B], True: in the ball, in the domain, and misclassified."""
+        return self.inside & (self.margins <= 0)
 
 
 def replay_network(network: nn.Module) -> nn.Module:
@@ -28,17 +34,17 @@ def replay_network(network: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def check_witness(replay: nn.Module, x_BCHW: Tensor, y_B: Tensor, candidates_BCHW: Tensor, threat: Ball) -> Witnesses:
-    """Put candidates into ball∩[0,1] in float64 and see which are misclassified there. `replay` is from replay_network."""
+def check_witness(replay: nn.Module, x_BCHW: Tensor, y_B: Tensor, candidates_BCHW: Tensor, threat: Ball, box: Box = UNIT) -> Witnesses:
+    """Put candidates into ball∩box in float64 and see which are misclassified there. `replay` is from replay_network."""
     x = x_BCHW.detach().to("cpu", torch.float64)
     flat = x.flatten(1)
     delta = candidates_BCHW.detach().to("cpu", torch.float64).flatten(1) - flat
     delta = torch.nan_to_num(delta, nan=0.0, posinf=0.0, neginf=0.0)
-    # Adding an offset to a pixel rounds by at most 2^-53 each way; all pixels together by the norm of that.
-    rounding = distance(flat.new_full((flat.shape[1],), 2.0**-52), threat.norm)
-    inner = Ball(threat.norm, max(0.0, threat.eps * _INSIDE - float(rounding)))
-    images = (flat + project(delta, flat, inner)).clamp(0, 1)
-    inside = (distance(images - flat, threat.norm) <= threat.eps) & ((images >= 0) & (images <= 1)).all(1)
+    # Adding an offset to a pixel rounds by at most 2^-53 of the sum each way; all pixels together by the norm of that.
+    largest = (flat.abs().amax(1, keepdim=True) + threat.eps).clamp(1.0, max(1.0, box.reach))
+    rounding = distance(flat.new_full((flat.shape[1],), 2.0**-52), threat.norm) * largest
+    images = flat + nearest(delta, flat, threat.norm, (threat.eps * _INSIDE - rounding).clamp_min(0), box)
+    images = images.clamp(box.low, box.high)
+    inside = (distance(images - flat, threat.norm) <= threat.eps) & ((images >= box.low) & (images <= box.high)).all(1)
     images = images.view_as(x)
-    margins = margin(replay(images), y_B.cpu())
-    return Witnesses(images, margins, inside & (margins <= 0))
+    return Witnesses(images, margin(replay(images), y_B.cpu()), inside)

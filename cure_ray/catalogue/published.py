@@ -32,6 +32,7 @@ class DatasetRow:
     crop: int | None = None  # side that is cut out for training and testing, unless the experiment says otherwise
     grids: Mapping[str, Grid] = field(default_factory=dict)  # by transformation, as docs/explanation/algorithms.md 10.4 lists them
     display: str = ""  # the paper's name
+    domain: tuple[float, float] = (0.0, 1.0)  # where every number of an image lies
 
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

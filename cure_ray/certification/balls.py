@@ -109,7 +109,7 @@ class _Batch:
         self.outcomes = [Outcome(int(label)) for label in y_B]
 
     def run(self) -> list[Outcome]:
-        check_clean(self.c.replay, self.x, self.outcomes)
+        check_clean(self.c.replay, self.x, self.outcomes, self.c.settings.box)
         self.c.progress(CLEAN, sum(not o.open for o in self.outcomes))
         alive = self._alive()
         problem = self._problem(alive)
@@ -203,11 +203,12 @@ class _Batch:
         """
         seeds = [seeding.derive(self.c.seed, purpose, str(self.threat), self.indices[b]) for b in where.tolist()]
         x, y = self.x[where], self.y[where]
-        candidates = attack(self.c.network, x, y, self.threat, seeds, settings, self._bounds(where) if steered else None)
-        found = check_witness(self.c.replay, x, y, candidates, self.threat)
+        aims, box = self._bounds(where) if steered else None, self.c.settings.box
+        candidates = attack(self.c.network, x, y, self.threat, seeds, settings, aims, box)
+        found = check_witness(self.c.replay, x, y, candidates, self.threat, box)
         for i, b in enumerate(where.tolist()):
             outcome, value = self.outcomes[b], float(found.margins[i])
-            if value != value:
+            if value != value or not bool(found.inside[i]):  # what lies outside the threat says nothing about it
                 continue
             outcome.attack_margin = value if outcome.attack_margin is None else min(value, outcome.attack_margin)
             if bool(found.valid[i]):

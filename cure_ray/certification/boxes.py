@@ -16,6 +16,7 @@ from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.problem import NativeProblem, visible
 from cure_ray.bounds.native.relaxation import interval_bounds, interval_margins, margin_rows
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT
 
 # The engine reads a magnitude bound |x| + eps off the threat; pixels lie in [0, 1], so 1 covers every box.
 ANY_BOX = Ball("linf", 1.0)
@@ -32,7 +33,7 @@ class BoxDomain(Domain):
 
 def box_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B: Tensor, stage: Stage) -> Tensor:
     """[B, K-1] lower bounds of f_y - f_i over low <= x <= high; float64 in, float64 out; NaN where a bound is not finite."""
-    domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, True)
+    domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, UNIT)
     usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1)
     return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
 
@@ -44,7 +45,7 @@ def separate_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B:
     net, parts = engine.decide, list[Tensor]()
     with exact_arithmetic():
         for low, high, y in zip(low_BN.split(64), high_BN.split(64), y_B.split(64), strict=True):
-            domain = BoxDomain(low, torch.zeros_like(low), high - low, ANY_BOX, True)
+            domain = BoxDomain(low, torch.zeros_like(low), high - low, ANY_BOX, UNIT)
             bounds = interval_bounds(net, domain)
             rows_BSK = margin_rows(y, net.classes, low.dtype)
             mine = interval_margins(net, domain, bounds, rows_BSK[:, :1].clamp_min(0))

@@ -15,6 +15,7 @@ from cure_ray.certification.transformations import GeometricSettings, certify_ge
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
 from cure_ray.threats import Ball, Patch, Threat, Transformation
+from cure_ray.threats.box import EVERYWHERE, UNIT
 
 
 def enabled_stages(threat: Threat, settings: CascadeSettings) -> tuple[str, ...]:
@@ -34,6 +35,8 @@ def check_feasible(threats: Sequence[Threat], settings: CascadeSettings, union_o
     for threat in threats:
         if isinstance(threat, Ball):
             continue
+        if settings.box not in (UNIT, EVERYWHERE):
+            raise UserError(f"{threat} is defined for images in [0, 1] only: certify it without the domain {settings.box.words()}")
         if union_only:
             raise UserError(f"--union-only is about norms; certify {threat} without it")
         if not enabled_stages(threat, settings):

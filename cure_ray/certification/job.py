@@ -14,6 +14,7 @@ from cure_ray.config.stages import CASCADE, DEFAULT_STAGES
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError, nearest
 from cure_ray.threats import Threat
+from cure_ray.threats.box import UNIT, Box
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class CascadeSettings:
     seconds: float = 0.0  # branch and bound, per sample
     nodes: int = 20_000  # branch and bound, per sample
     attack: AttackSettings = field(default_factory=AttackSettings)
-    box: bool = True  # use the image domain [0, 1]
+    box: Box = UNIT  # the domain of the inputs: balls are cut off by it
     batch: int = 50
     patch_precheck: bool = False  # patches: first one loose bound for all positions together
     separate_logits: bool = False  # transformations: compare bounds of single logits, by IBP alone (A29)
@@ -37,6 +38,7 @@ class CascadeSettings:
             raise UserError(f"no stage selected. Valid: {', '.join(CASCADE)}.")
         if not self.seconds >= 0 or self.nodes < 0 or self.batch < 1:
             raise UserError(f"budgets must not be negative: seconds={self.seconds}, nodes={self.nodes}, batch={self.batch}")
+        object.__setattr__(self, "box", Box.of(self.box))  # True and False are understood
         ordered = tuple(stage for stage in CASCADE if stage in self.stages)
         object.__setattr__(self, "stages", ordered)
 
@@ -44,12 +46,14 @@ class CascadeSettings:
         """Every field but the sizes of batches, by construction: a new one cannot be forgotten."""
         known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "batch"}
         attack = {name: value for name, value in asdict(self.attack).items() if name != "rows"}
-        return {**known, "stages": list(self.stages), "attack": attack}
+        return {**known, "stages": list(self.stages), "attack": attack, "box": str(self.box)}
 
     @staticmethod
     def of(key: Mapping[str, Any]) -> "CascadeSettings":
         """The settings `key` was made of, but for the sizes of batches."""
-        return CascadeSettings(**{**key, "stages": tuple(key["stages"]), "attack": AttackSettings(**key["attack"])})
+        return CascadeSettings(
+            **{**key, "stages": tuple(key["stages"]), "attack": AttackSettings(**key["attack"]), "box": Box.of(key["box"])}
+        )
 
 
 @dataclass(frozen=True)

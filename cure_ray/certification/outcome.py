@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from cure_ray.bounds.arithmetic import out_of_memory
 from cure_ray.certification.verdict import CLEAN, Status
 from cure_ray.errors import SoundnessError, UserError
+from cure_ray.threats.box import EVERYWHERE, Box
 
 # How far, relative to the margin, a bound may exceed the margin of a real point before it is called unsound: a certificate by
 # the rounding of the float64 replay; the bounds of an undecided sample are search results and may be float32.
@@ -45,21 +46,18 @@ class Outcome:
 
 
 @torch.no_grad()
-def check_clean(replay: nn.Module, x_BCHW: Tensor, outcomes: Sequence[Outcome], inside: bool = False) -> None:
-    """Decide what needs no perturbation: wrong predictions, and images or outputs that are no finite numbers.
-
-    `inside`: images outside [0, 1] are errors too, for perturbations that keep no image there.
-    """
+def check_clean(replay: nn.Module, x_BCHW: Tensor, outcomes: Sequence[Outcome], box: Box = EVERYWHERE) -> None:
+    """Decide what needs no perturbation: wrong predictions, images outside the domain, and what is no finite number."""
     finite = torch.isfinite(x_BCHW.flatten(1)).all(1).tolist()
-    domain = ((x_BCHW >= 0) & (x_BCHW <= 1)).flatten(1).all(1).tolist()
+    domain = ((x_BCHW >= box.low) & (x_BCHW <= box.high)).flatten(1).all(1).tolist()
     logits = replay(x_BCHW.to("cpu", torch.float64))
     for outcome, row, ok, within in zip(outcomes, logits, finite, domain, strict=True):
         if not ok or not bool(torch.isfinite(row).all()):
             what = "the image" if not ok else "the network's output on it"
             outcome.decide(Status.ERROR, CLEAN, f"{what} holds NaN or infinite values")
             continue
-        if inside and not within:
-            outcome.decide(Status.ERROR, CLEAN, "the image has pixels outside [0, 1]")
+        if not within:
+            outcome.decide(Status.ERROR, CLEAN, f"the image has pixels outside {box.words()}")
             continue
         outcome.predicted = int(row.argmax())
         if outcome.predicted != outcome.label:

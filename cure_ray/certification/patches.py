@@ -19,6 +19,7 @@ from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.outcome import Outcome, check_clean
 from cure_ray.certification.verdict import Status
 from cure_ray.certification.windows import CleanPass, anywhere_margins, clean_pass, patch_margins, positions
+from cure_ray.threats.box import UNIT
 from cure_ray.threats.patches import Patch, check_size
 
 STAGE = "ibp"
@@ -61,7 +62,7 @@ def certify_patch(
 
 def _certify_batch(engine: NativeEngine, network: nn.Module, x: Tensor, y: Tensor, patch: Patch, settings: PatchSettings) -> list[Outcome]:
     outcomes = [Outcome(int(label)) for label in y]
-    check_clean(replay_network(network), x, outcomes, inside=True)
+    check_clean(replay_network(network), x, outcomes, UNIT)
     alive = torch.tensor([b for b, o in enumerate(outcomes) if o.open], dtype=torch.long)
     if len(alive):
         started = time.perf_counter()

@@ -12,6 +12,7 @@ from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.data.samples import Samples
 from cure_ray.threats import Ball, Threat
+from cure_ray.threats.box import UNIT
 
 SaveWitness = Callable[[Tensor], str]  # stores an image, returns its digest
 
@@ -64,7 +65,7 @@ def to_verdict(job: Job, threat: Threat, index: int, outcome: Outcome, save_witn
         stages=",".join(stages),
         budget_seconds=job.settings.seconds if "branch-and-bound" in stages else 0.0,
         budget_nodes=job.settings.nodes,
-        box=job.settings.box,
+        box=str(job.settings.box if isinstance(threat, Ball) else UNIT),
         nodes=outcome.nodes,
         message=outcome.message,
         grid=threat.grid,

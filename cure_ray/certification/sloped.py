@@ -20,6 +20,7 @@ from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.problem import NativeProblem
 from cure_ray.certification.boxes import ANY_BOX, BoxDomain
 from cure_ray.certification.transformed import TransformedImages
+from cure_ray.threats.box import UNIT
 from cure_ray.threats.transformations import Cell, Transformation
 from cure_ray.threats.warps import Ranges, build_warps, effect
 
@@ -60,7 +61,7 @@ class SlopedDomain(BoxDomain):
 def sloped_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, slope_BKN: Tensor, y_B: Tensor, stage: Stage) -> Tensor:
     """[B, K-1] as `box_margins`, over the box plus the slopes."""
     assert stage in ("ibp", "crown-ibp"), stage
-    domain = SlopedDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, True, slope_BKN)
+    domain = SlopedDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, UNIT, slope_BKN)
     usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1) & torch.isfinite(slope_BKN).flatten(1).all(1)
     return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
 

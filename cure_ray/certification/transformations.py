@@ -23,6 +23,7 @@ from cure_ray.certification.sloped import sloped_images, sloped_margins
 from cure_ray.certification.transformed import Parameters, TransformedImages
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
+from cure_ray.threats.box import UNIT
 from cure_ray.threats.transformations import Cell, Transformation, cell_at
 from cure_ray.threats.warps import build_warps, describe
 
@@ -92,7 +93,7 @@ class _Search:
         self.lowest: dict[int, tuple[float, Parameters]] = {}  # the smallest replayed margin of an image, and where; NaN stays
 
     def run(self) -> list[Outcome]:
-        check_clean(self.images.replay, self.images.x, self.outcomes, inside=True)
+        check_clean(self.images.replay, self.images.x, self.outcomes, UNIT)
         if self._open() and self.settings.attack:
             worst = self._sample()
             if self.settings.stages:

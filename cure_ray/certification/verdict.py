@@ -12,7 +12,7 @@ class Status(StrEnum):
     """What is known of a sample under a threat. Only `certified` counts as robust."""
 
     CERTIFIED = "certified"  # proven: every margin has a finite, positive lower bound
-    FALSIFIED = "falsified"  # a stored image of ball∩[0,1] is misclassified
+    FALSIFIED = "falsified"  # a stored image of the ball, inside the domain, is misclassified
     UNKNOWN = "unknown"  # all enabled stages ran and decided nothing
     TIMEOUT = "timeout"  # branch and bound ran out of its time
     OOM = "oom"  # out of memory even for this sample alone
@@ -49,7 +49,7 @@ class Verdict:
     stages: str
     budget_seconds: float
     budget_nodes: int
-    box: bool
+    box: str
     nodes: int
     message: str | None
     grid: str | None = None

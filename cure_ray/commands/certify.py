@@ -37,11 +37,18 @@ def certify(
     ] = None,
     attack: Annotated[str | None, typer.Option(help="default, or strong: finds a little more at 10 to 20 times the cost.")] = None,
     union_only: Annotated[bool, typer.Option("--union-only", help="Stop a sample at its first failed norm; gives the union only")] = False,
-    no_box: Annotated[bool, typer.Option("--no-box", help="Bound the whole ball, not ball∩[0,1]: looser, as other tools do.")] = False,
+    no_box: Annotated[
+        bool, typer.Option("--no-box", help="The whole ball, not ball∩[0,1], as other tools take it: --domain none.")
+    ] = False,
+    domain: Annotated[
+        str | None, typer.Option(help="Where inputs lie: LOW,HIGH, or none for no limits. Default 0,1. Balls are cut off by it.")
+    ] = None,
     network: Annotated[str | None, typer.Option(help="package.module:factory of a network trained elsewhere.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Its weights: .safetensors, or .pt with plain tensors.")] = None,
     onnx: Annotated[Path | None, typer.Option("--onnx", help="A sequential network as an ONNX file; needs --data.")] = None,
-    data: Annotated[Path | None, typer.Option(help=".npz with `images` (N,C,H,W; uint8 or floats in [0,1]) and `labels`.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help=".npz with `images` (N,C,H,W; uint8 or floats in [0,1] or --domain) and `labels`.")
+    ] = None,
     cross_check: Annotated[str | None, typer.Option("--cross-check", help="Re-derive some certificates with this engine.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Allow results of several checkpoints in one --out.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the attacks.")] = 0,
@@ -79,7 +86,16 @@ def certify(
             found,
             threats,
             samples,
-            Cascade(parse_stages(stages), parse_seconds(budget), nodes, engine, not no_box, patch_precheck, separate_logits, attack),
+            Cascade(
+                parse_stages(stages),
+                parse_seconds(budget),
+                nodes,
+                engine,
+                _box(domain, no_box),
+                patch_precheck,
+                separate_logits,
+                attack,
+            ),
             Execution(device, threads, workers, gpus_per_worker, address, quiet),
             seed,
             union_only,
@@ -115,3 +131,9 @@ def _subjects(
     if samples is None:
         raise UserError(f"--{'network' if network else 'onnx'} needs --data file.npz with the images and labels to certify")
     return (foreign_subject(network, weights, samples),) if network is not None else (onnx_subject(onnx, samples),)  # type: ignore[arg-type]
+
+
+def _box(domain: str | None, no_box: bool) -> str | None:
+    if domain is not None and no_box:
+        raise UserError("--no-box is --domain none: give one of them")
+    return "none" if no_box else domain

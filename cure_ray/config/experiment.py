@@ -13,6 +13,7 @@ from cure_ray.config.problem import Dataset, NetworkConfig, Threats
 from cure_ray.config.stages import DEFAULT_STAGES, Stage
 from cure_ray.config.training import Training
 from cure_ray.errors import UserError
+from cure_ray.threats.box import Box
 from cure_ray.threats.norms import NORMS, Norm, contains
 from cure_ray.threats.text import check_list, read_threats, split_threats
 from cure_ray.threats.transformations import check_grid
@@ -71,6 +72,14 @@ class Certification(Model):
     attack: Literal["default", "strong"] = Field(
         "default", description="How hard to search for counterexamples: strong costs 10 to 20 times as much where none is found."
     )
+    domain: str | None = Field(
+        None, description="Where inputs lie, which cuts off balls: LOW,HIGH, or none for no limits. Empty: 0,1, as images do."
+    )
+
+    @field_validator("domain")
+    @classmethod
+    def _is_domain(cls, value: str | None) -> str | None:
+        return None if value is None else str(Box.of(value))
 
     @field_validator("threats", mode="before")
     @classmethod

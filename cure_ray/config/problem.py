@@ -10,6 +10,7 @@ from cure_ray.catalogue.own import own_name, read_own
 from cure_ray.catalogue.published import PUBLISHED, DatasetRow, Shape
 from cure_ray.config._base import Model, Positive, Radius
 from cure_ray.errors import nearest
+from cure_ray.threats.box import Box
 from cure_ray.threats.norms import NORMS, Norm
 
 
@@ -87,6 +88,11 @@ class Dataset(Model):
     def input_shape(self) -> Shape:
         channels, height, width = self.row.shape
         return (channels, height, width) if self.side is None else (channels, self.side, self.side)
+
+    @property
+    def box(self) -> Box:
+        """Where every number of an image lies."""
+        return Box(*self.row.domain)
 
     @property
     def num_classes(self) -> int:

@@ -15,6 +15,7 @@ from cure_ray.catalogue.own import checked_images, read_npz
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.runs.checkpoints import load_weights
+from cure_ray.threats.box import UNIT, Box
 
 
 def load_foreign_network(factory: str, weights: Path | None) -> nn.Module:
@@ -62,7 +63,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_npz(path: Path) -> Samples:
-    """`images` (N, C, H, W), uint8 or floats in [0, 1] that float32 holds exactly, and `labels` (N) of an .npz file."""
+    """`images` (N, C, H, W), uint8 or floats that float32 holds exactly, and `labels` (N) of an .npz file."""
     return replace(_samples(*read_npz(path, f"--data {path}")["train"], path.stem), file=path)
 
 
@@ -86,13 +87,15 @@ def _array(values: Any) -> "np.ndarray[Any, Any]":
         raise UserError(f"not an array ({error})") from None
 
 
-def check_samples(samples: Samples, network: nn.Module) -> None:
+def check_samples(samples: Samples, network: nn.Module, box: Box = UNIT) -> None:
     """Refuse a wrong range, shape or label before any work is done. NaN pixels are left to the cascade, as `error` rows."""
     finite = samples.images[torch.isfinite(samples.images)]
-    if finite.numel() and (float(finite.min()) < 0 or float(finite.max()) > 1):
+    if finite.numel() and (float(finite.min()) < box.low or float(finite.max()) > box.high):
         low, high = float(finite.min()), float(finite.max())
         hint = " Divide by 255." if high > 2 and low >= 0 else " Undo the normalisation: it belongs into the network." if low < 0 else ""
-        raise UserError(f"images must lie in [0, 1], these lie in [{low:g}, {high:g}].{hint}")
+        hint = hint if box == UNIT else ""
+        other = " If another domain is meant, say it: --domain LOW,HIGH, or --domain none."
+        raise UserError(f"images must lie in {box.words()}, these lie in [{low:g}, {high:g}].{hint}{other}")
     expected = getattr(network, "input_shape", None)
     shape = tuple(samples.images.shape[1:])
     if expected is not None and tuple(expected) != shape:

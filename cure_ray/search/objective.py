@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,7 +46,8 @@ def judge(checkpoint: Path, samples: int, objectives: frozenset[str], device: st
     x, y = images.batch(torch.arange(count))
     threats = [Ball(norm, experiment.threats.eps(norm)) for norm in NORMS if experiment.threats.eps(norm) > 0]
     engine = NativeEngine(loaded.network, where)
-    certifier = Certifier(engine, loaded.network, SETTINGS, bundles=checkpoint / "soundness-failure", device=where)
+    settings = replace(SETTINGS, box=experiment.dataset.box)
+    certifier = Certifier(engine, loaded.network, settings, bundles=checkpoint / "soundness-failure", device=where)
     if objectives & PER_NORM:
         found = {t.norm: certifier.certify(x, y, t, range(count)) for t in threats}
     else:

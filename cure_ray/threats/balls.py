@@ -1,4 +1,4 @@
-"""A norm ball: a norm and a radius in pixel units, always intersected with the image domain [0, 1]."""
+"""A norm ball: a norm and a radius in pixel units; the domain of the inputs (threats/box.py) cuts it off."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from cure_ray.threats.norms import Norm, check_ball
 
 @dataclass(frozen=True)
 class Ball:
-    """All images within `eps` of the original in `norm`, inside [0, 1]."""
+    """All images within `eps` of the original in `norm`, inside the domain, which is [0, 1] unless said otherwise."""
 
     family = "lp"
     grid = None  # a column every row has; only transformations are cut into cells

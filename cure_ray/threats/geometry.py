@@ -1,20 +1,21 @@
 """The geometry of balls that every consumer shares, on tensors whose last dimension is the flattened image: dual norms,
-projections onto ball∩box (attacks), and the support function of ball∩box (certificates).
+projections onto ball∩box (attacks), and the support function of ball∩box (certificates). The box is the domain of the inputs.
 """
 
 import torch
 from torch import Tensor
 
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.norms import DUAL, Norm, P
 
 NEGLIGIBLE = 1e-15
 
 
-def offsets(x: Tensor, eps: float, box: bool = True) -> tuple[Tensor, Tensor]:
-    """The smallest and largest change of every pixel: within eps and, with `box`, without leaving [0, 1]."""
-    low, high = torch.full_like(x, -eps), torch.full_like(x, eps)
-    return (torch.maximum(low, -x), torch.minimum(high, 1 - x)) if box else (low, high)
+def offsets(x: Tensor, eps: float | Tensor, box: Box = UNIT) -> tuple[Tensor, Tensor]:
+    """The smallest and largest change of every pixel: within eps (one, or [..., 1] per row), without leaving the domain."""
+    edge = torch.zeros_like(x) + eps
+    return torch.maximum(-edge, box.low - x), torch.minimum(edge, box.high - x)
 
 
 def dual_norm(A: Tensor, norm: Norm) -> Tensor:
@@ -29,28 +30,33 @@ def distance(delta: Tensor, norm: Norm) -> Tensor:
 # ---------------------------------------------------------------- projections
 
 
-def project(delta: Tensor, x: Tensor, threat: Ball, steps: int = 60) -> Tensor:
-    """The point of ball∩box nearest (in l2) to x + delta, as an offset from x. Feasible whether or not it has converged.
+def project(delta: Tensor, x: Tensor, threat: Ball, box: Box = UNIT, steps: int = 60) -> Tensor:
+    """The point of ball∩box nearest (in l2) to x + delta, as an offset from x. Feasible whether or not it has converged."""
+    return nearest(delta, x, threat.norm, threat.eps, box, steps)
+
+
+def nearest(delta: Tensor, x: Tensor, norm: Norm, eps: float | Tensor, box: Box = UNIT, steps: int = 60) -> Tensor:
+    """`project` with a radius that may be [..., 1], one per row.
 
     The minimiser is clip(shrink(delta, t), lo, hi) for one multiplier t >= 0 per sample, and its norm falls as t grows, so
     bisection finds t; its upper end is always feasible.
     """
-    low, high = offsets(x, threat.eps)
-    if threat.norm == "linf":
+    low, high = offsets(x, eps, box)
+    if norm == "linf":
         return delta.clamp(low, high)
 
     def at(t: Tensor) -> Tensor:
-        moved = delta / (1 + t) if threat.norm == "l2" else delta.sign() * (delta.abs() - t).clamp_min(0)
+        moved = delta / (1 + t) if norm == "l2" else delta.sign() * (delta.abs() - t).clamp_min(0)
         return moved.clamp(low, high)
 
-    feasible = (distance(at(torch.zeros_like(delta[..., :1])), threat.norm) <= threat.eps).unsqueeze(-1)
-    # At `far` even the unclipped point is inside the ball.
-    size = distance(delta, threat.norm).unsqueeze(-1)
-    far = size / max(threat.eps, torch.finfo(delta.dtype).tiny) if threat.norm == "l2" else delta.abs().amax(-1, keepdim=True)
+    feasible = distance(at(torch.zeros_like(delta[..., :1])), norm).unsqueeze(-1) <= eps
+    # At `far` even the unclipped point is inside the ball; at radius 0 the offsets are 0, and everything is.
+    size = distance(delta, norm).unsqueeze(-1)
+    far = size / eps if norm == "l2" else delta.abs().amax(-1, keepdim=True)
     near = torch.zeros_like(far)
     for _ in range(steps):
         middle = (near + far) / 2
-        inside = distance(at(middle), threat.norm).unsqueeze(-1) <= threat.eps
+        inside = distance(at(middle), norm).unsqueeze(-1) <= eps
         near, far = torch.where(inside, near, middle), torch.where(inside, middle, far)
     return at(torch.where(feasible, torch.zeros_like(far), far))
 
@@ -65,8 +71,8 @@ def _dot(A: Tensor, v: Tensor) -> Tensor:
     return (A * v).sum(-1)
 
 
-def minimise_linear(A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Ball, box: bool, steps: int = 10) -> tuple[Tensor, Tensor]:
-    """min of A.(x + d) over the offsets d of the ball, with `box` also low <= d <= high; and a minimiser.
+def minimise_linear(A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Ball, box: Box, steps: int = 10) -> tuple[Tensor, Tensor]:
+    """min of A.(x + d) over the offsets d of the ball, with a bounded `box` also low <= d <= high; and a minimiser.
 
     For l2 and l1 with the box the value is that of the Lagrangian dual at some multiplier, hence a lower bound by weak duality
     whether or not the multiplier is optimal. The minimiser steers searches only: nothing sound depends on it.
@@ -78,7 +84,7 @@ def minimise_linear(A: Tensor, x: Tensor, low: Tensor, high: Tensor, threat: Bal
     base = _dot(A, x)
     if eps == 0:
         return base, torch.zeros_like(A)
-    if not box or eps < NEGLIGIBLE:  # the whole ball contains ball∩box; below this radius eps * eps underflows in float32
+    if not box.bounded or eps < NEGLIGIBLE:  # the whole ball contains ball∩box; below this radius eps * eps underflows in float32
         value, d = _ball_l2(A, eps) if threat.norm == "l2" else _ball_l1(A, eps)
     else:
         value, d = _boxed_l2(A, low, high, eps, steps) if threat.norm == "l2" else _boxed_l1(A, low, high, eps)

@@ -21,7 +21,7 @@ def evaluate(network: nn.Sequential, images: Images, experiment: Experiment, bat
         x, y = images.batch(torch.arange(start, min(start + batch_size, len(images)), device=images.raw.device))
         proven = []
         for norm in norms:
-            boxes = propagate(folded, [full_region(x, norm, experiment.threats.eps(norm))])
+            boxes = propagate(folded, [full_region(x, norm, experiment.threats.eps(norm), experiment.dataset.box)])
             proven.append(certified(upper_bounds(folded, boxes, y), y))
         correct = folded.logits(x).argmax(1) == y
         union = torch.stack(proven).all(0) if proven else correct

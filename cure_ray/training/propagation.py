@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray.networks.models import Normalize
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.norms import Norm
 from cure_ray.training.folding import Folded, FoldedNetwork
 
@@ -26,11 +27,11 @@ class Region:
     norm: Norm
 
 
-def full_region(x: Tensor, norm: Norm, eps: float) -> Region:
-    """Everything the threat allows: for l_inf clipped to [0, 1], for l_2 and l_1 the whole ball (a superset of ball∩box)."""
+def full_region(x: Tensor, norm: Norm, eps: float, box: Box = UNIT) -> Region:
+    """Everything the threat allows: for l_inf clipped to the domain, for l_2 and l_1 the whole ball (a superset of ball∩box)."""
     if norm != "linf":
         return Region(x, x.new_full((len(x),), eps), norm)
-    below, above = x.clamp(max=eps), (1 - x).clamp(max=eps)
+    below, above = (x - box.low).clamp(max=eps), (box.high - x).clamp(max=eps)
     return Region(x + (above - below) / 2, (above + below) / 2, "linf")
 
 

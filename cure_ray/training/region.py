@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cure_ray.config import Attack
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import project
 from cure_ray.threats.norms import Norm
 from cure_ray.training.propagation import Region
@@ -31,6 +32,7 @@ class RegionSpec:
     ratio: float
     ball: bool
     rows: Tensor | None = None
+    box: Box = UNIT  # the domain of the inputs
 
 
 def step_sizes(steps: int, first: float) -> list[float]:
@@ -63,14 +65,14 @@ class Noise:
 
 @dataclass(frozen=True)
 class _Range:
-    """How far each pixel can go down and up inside the radius and [0, 1]; kept as offsets, so that tiny radii stay exact."""
+    """How far each pixel can go down and up inside the radius and the domain; kept as offsets, so that tiny radii stay exact."""
 
     down: Tensor
     up: Tensor
 
     @staticmethod
-    def of(x: Tensor, eps: float) -> "_Range":
-        return _Range(x.clamp(max=eps), (1 - x).clamp(max=eps))
+    def of(x: Tensor, eps: float, box: Box = UNIT) -> "_Range":
+        return _Range((x - box.low).clamp(max=eps), (box.high - x).clamp(max=eps))
 
     @property
     def half(self) -> Tensor:
@@ -91,20 +93,20 @@ def _l2_offset(x: Tensor, eps: float, noise: Noise) -> Tensor:
     return direction / _length(direction).clamp(min=TINY) * _per_sample(eps * length, x)
 
 
-def _uniform_offset(x: Tensor, eps: float, noise: Noise) -> Tensor:
+def _uniform_offset(x: Tensor, eps: float, box: Box, noise: Noise) -> Tensor:
     """Uniform in the clipped box of half-width eps."""
-    reach = _Range.of(x, eps)
+    reach = _Range.of(x, eps, box)
     return noise.uniform(x, *x.shape) * (reach.down + reach.up) - reach.down
 
 
 def _start(x: Tensor, spec: RegionSpec, radius: float, attack: Attack, noise: Noise) -> Tensor:
     """The offset the attack starts from. The box start of l_2 (A6) lies outside the ball; the first projection brings it in."""
     if spec.norm == "linf" or (spec.norm == "l2" and not spec.ball and attack.l2_init == "box"):
-        return _uniform_offset(x, radius, noise)
+        return _uniform_offset(x, radius, spec.box, noise)
     offset = _l2_offset(x, radius if spec.norm == "l2" else radius / math.sqrt(x[0].numel()), noise)
     if attack.l2_project == "accumulate" and not spec.ball:
         offset = 2 * offset  # the authors' code adds its random start twice
-    return _clip(offset, _Range.of(x, radius))
+    return _clip(offset, _Range.of(x, radius, spec.box))
 
 
 def _clip(offset: Tensor, reach: _Range) -> Tensor:
@@ -112,13 +114,13 @@ def _clip(offset: Tensor, reach: _Range) -> Tensor:
 
 
 def _ascend(offset: Tensor, grad: Tensor, x: Tensor, spec: RegionSpec, radius: float, size: float, attack: Attack) -> Tensor:
-    """One step of the attack, as an offset from x that stays inside ball∩[0, 1] (or its documented over-approximation)."""
-    reach = _Range.of(x, radius)
+    """One step of the attack, as an offset from x that stays inside ball∩box (or its documented over-approximation)."""
+    reach = _Range.of(x, radius, spec.box)
     if spec.norm == "linf":
         return _clip(offset + size * radius * grad.sign(), reach)
     if spec.norm == "l1":
         step = size * radius * _sparse_direction(grad, offset, reach)
-        return project((offset + step).flatten(1), x.flatten(1), Ball("l1", radius), steps=20).view_as(x)
+        return project((offset + step).flatten(1), x.flatten(1), Ball("l1", radius), spec.box, steps=20).view_as(x)
     moved = offset + size * radius * grad / (_length(grad) + TINY)
     scale = radius / _length(moved).clamp(min=TINY)
     if attack.l2_project == "sphere" and not spec.ball:
@@ -212,14 +214,14 @@ def _starts_outside(spec: RegionSpec, attack: Attack) -> bool:
 
 def _box(x: Tensor, offset: Tensor, spec: RegionSpec, tau_mode: str) -> Region:
     """The small box around the attack's end, pushed inside the clipped full box (R1, R4)."""
-    reach = _Range.of(x, spec.eps)
+    reach = _Range.of(x, spec.eps, spec.box)
     if tau_mode == "dimwise":
         tau = spec.ratio * reach.half
         moved = torch.minimum(torch.maximum(offset, tau - reach.down), reach.up - tau)
         return Region(x + moved, tau, "linf")
-    tau = torch.full_like(x, spec.ratio * spec.eps)  # A5: one number, then clipped to [0, 1]; where both ends bind the upper wins
+    tau = torch.full_like(x, spec.ratio * spec.eps)  # A5: one number, then clipped to the domain; where both ends bind the upper wins
     centre = x + torch.minimum(torch.maximum(offset, tau - reach.down), reach.up - tau)
-    down, up = torch.minimum(tau, centre.clamp(min=0)), torch.minimum(tau, (1 - centre).clamp(min=0))
+    down, up = (torch.minimum(tau, room.clamp(min=0)) for room in (centre - spec.box.low, spec.box.high - centre))
     return Region(centre + (up - down) / 2, (up + down) / 2, "linf")
 
 
@@ -248,6 +250,6 @@ def build_regions(
         elif spec.ratio < 1:
             regions.append(_box(xi, ends[i].detach(), spec, attack.tau_mode))
         else:
-            reach = _Range.of(xi, spec.eps)
+            reach = _Range.of(xi, spec.eps, spec.box)
             regions.append(Region(xi + (reach.up - reach.down) / 2, reach.half, "linf"))
     return regions

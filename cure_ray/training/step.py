@@ -105,7 +105,14 @@ def region_specs(experiment: Experiment, rho: float, batch: int, streams: Stream
         order = torch.randperm(batch, generator=streams.partition, device=streams.partition.device)
         rows = list(order.tensor_split(len(norms)))
     return [
-        RegionSpec(norm, rho * experiment.training_eps(norm), training.lambda_of(norm), getattr(training.regions, norm) == "ball", part)
+        RegionSpec(
+            norm,
+            rho * experiment.training_eps(norm),
+            training.lambda_of(norm),
+            getattr(training.regions, norm) == "ball",
+            part,
+            experiment.dataset.box,
+        )
         for norm, part in zip(norms, rows, strict=True)
     ]
 

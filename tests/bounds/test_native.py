@@ -23,6 +23,7 @@ from cure_ray.bounds.native.windows import gather_rows, windows_pay
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network, Normalize, cnn7, conv_small
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 NORMS = [("linf", 0.03), ("l2", 0.3), ("l1", 0.8)]
@@ -56,7 +57,7 @@ def network(seed: int = 0) -> Network:
 def setup(norm: str, eps: float, dtype: torch.dtype = torch.float64, box: bool = True):
     net = compile_network(network(), (1, 10, 10)).to(torch.device("cpu"), dtype)
     x = torch.rand(3, 1, 10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return net, Domain.around(flatten_images(x).to(dtype), Ball(norm, eps), box)
+    return net, Domain.around(flatten_images(x).to(dtype), Ball(norm, eps), Box.of(box))
 
 
 @torch.no_grad()
@@ -126,11 +127,11 @@ def test_kernels_run_on_meta_so_nothing_mixes_devices_or_reads_back():
     net = compile_network(network(), (1, 10, 10)).to(meta, torch.float32)
     x = torch.empty(2, 100, device=meta)
     for norm, eps in NORMS:
-        domain = Domain.around(x, Ball(norm, eps), norm == "linf")
+        domain = Domain.around(x, Ball(norm, eps), Box.of(norm == "linf"))
         bounds = interval_bounds(net, domain)
         C = margin_rows(torch.empty(2, dtype=torch.long, device=meta), 4, torch.float32)
         assert interval_margins(net, domain, bounds, C).device == meta
-        boxed = Domain.around(x, Ball(norm, eps), True)
+        boxed = Domain.around(x, Ball(norm, eps), UNIT)
         relaxations = [Relaxation.of(b) for b in bounds]
         A, b, _ = start_rows(net, C)
         slopes = [r.adaptive_BN for r in relaxations]

@@ -15,6 +15,7 @@ from cure_ray.certification.verdict import Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.networks.models import Network
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT
 from cure_ray.threats.transformations import Cell, Transformation, parse_transformation
 from cure_ray.threats.warps import build_warps, pixel_columns, rows_of, transformed
 from tests.certify.perturbation_tools import digits_network
@@ -202,7 +203,7 @@ def test_separate_logit_bounds_are_never_above_those_of_differences_and_equal_at
     flat = rows_of(pixel_columns(x).flatten(1), 1)
     for radius in (0.0, 0.01):
         low, high = (flat - radius).clamp(0, 1), (flat + radius).clamp(0, 1)
-        domain = BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), True)
+        domain = BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), UNIT)
         elided, separate = engine._crown(engine.decide, domain, y, "ibp"), separate_margins(engine, low, high, y)
         assert bool((separate <= elided + 1e-9).all())
         assert torch.allclose(separate, elided, atol=1e-8) == (radius == 0)

@@ -11,6 +11,7 @@ from cure_ray.certification.windows import anywhere_margins, clean_pass, patch_m
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network, Normalize, cnn7
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT
 from cure_ray.threats.patches import Patch
 from cure_ray.threats.text import parse_patch
 from tests.certify.perturbation_tools import digits_network
@@ -28,7 +29,7 @@ def naive(engine: NativeEngine, x: Tensor, y: Tensor, corner: tuple[int, int], h
     """The whole image propagated in float64."""
     assert engine.decide is not None
     low, high = box(x, corner, height, width)
-    return engine._crown(engine.decide, BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), True), y, "ibp")
+    return engine._crown(engine.decide, BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), UNIT), y, "ibp")
 
 
 def strided(channels: int) -> Network:

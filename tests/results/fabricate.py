@@ -76,7 +76,7 @@ def verdicts(
         stages="ibp,crown-ibp,attack,crown,alpha-crown,branch-and-bound",
         budget_seconds=1.0,
         budget_nodes=100,
-        box=True,
+        box="0,1",
         nodes=0,
         message=None,
         grid=None,

@@ -27,6 +27,7 @@ from cure_ray.results.store import Store
 from cure_ray.results.study import build_study
 from cure_ray.results.summary import summary
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import Box
 
 LINF, L2 = Ball("linf", 0.1), Ball("l2", 0.5)
 JOB = Job("c" * 64, "digits", "test", "d1", "native", "1", CascadeSettings(), 0)
@@ -36,7 +37,7 @@ def verdict(threat: Ball, index: int, status: Status = Status.CERTIFIED, job: Jo
     row = Verdict(
         SCHEMA_VERSION, job.run_id, job.checkpoint_digest, job.dataset, job.split, index, index % 10, index % 10, "lp", str(threat),
         threat.norm, threat.eps, status, "crown", 0.25, (0.25, 1.5), 0.5, None, 0.01, job.engine, job.engine_version, job.seed,
-        ",".join(job.settings.stages), 0.0, 20000, True, 0, None,
+        ",".join(job.settings.stages), 0.0, 20000, "0,1", 0, None,
     )  # fmt: skip
     return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
 
@@ -270,7 +271,7 @@ def test_a_store_that_knows_networks_by_their_weights_alone_is_neither_read_nor_
 def other(value: Any) -> Any:
     """Another value of the same type."""
     if dataclasses.is_dataclass(value):
-        field = dataclasses.fields(value)[0].name
+        field = dataclasses.fields(value)[-1].name if isinstance(value, Box) else dataclasses.fields(value)[0].name
         return dataclasses.replace(value, **{field: other(getattr(value, field))})  # type: ignore[type-var]
     if isinstance(value, bool):
         return not value

@@ -1,7 +1,12 @@
 """Deliberate mistakes in the bounds of norm balls: what is wrong, file, text (it occurs once), replacement."""
 
 BOUNDS = [
-    ("offsets: a box that is too small", "threats/geometry.py", "torch.maximum(low, -x)", "torch.maximum(low, -x / 2)"),
+    (
+        "offsets: a box that is too small",
+        "threats/geometry.py",
+        "torch.maximum(-edge, box.low - x)",
+        "torch.maximum(-edge, (box.low - x) / 2)",
+    ),
     ("wrong dual norm", "threats/geometry.py", "P[DUAL[norm]], dim=-1", "float('inf'), dim=-1"),
     ("l2 dual: sign of the constant", "threats/geometry.py", "- m.squeeze(-1) * (eps * eps / 2)", "+ m.squeeze(-1) * (eps * eps / 2)"),
     ("l1: room on the wrong side", "threats/geometry.py", "torch.where(A < 0, high, -low)", "torch.where(A < 0, -low, high)"),

@@ -30,6 +30,7 @@ def check_windows() -> None:
     from cure_ray.certification.boxes import BoxDomain
     from cure_ray.certification.windows import anywhere_margins, clean_pass, patch_margins, positions
     from cure_ray.threats.balls import Ball
+    from cure_ray.threats.box import UNIT
 
     g = torch.Generator().manual_seed(0)
     torch.manual_seed(3)
@@ -46,7 +47,7 @@ def check_windows() -> None:
         for corner in places:
             found = patch_margins(clean, corner, height, width)
             low, high = (flatten_images(_patched(case.x, corner, height, width, torch.tensor(v).double())) for v in (0.0, 1.0))
-            domain = BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), True)
+            domain = BoxDomain(low, torch.zeros_like(low), high - low, Ball("linf", 1.0), UNIT)
             assert torch.allclose(found, engine._crown(engine.decide, domain, case.y, "ibp"), rtol=1e-9, atol=1e-7), corner
             fill = torch.rand(len(case.x), case.x.shape[1], height, width, generator=g, dtype=torch.float64).round()
             logits = preactivations(case.network, _patched(case.x, corner, height, width, fill))[-1]

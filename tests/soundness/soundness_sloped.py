@@ -19,6 +19,7 @@ def check_sloped() -> None:
     from cure_ray.certification.boxes import ANY_BOX
     from cure_ray.certification.sloped import SlopedDomain, sloped_images, sloped_margins
     from cure_ray.certification.transformed import TransformedImages
+    from cure_ray.threats.box import UNIT
     from cure_ray.threats.transformations import parse_transformation, root
 
     g, case = torch.Generator().manual_seed(0), designed_network(0)
@@ -28,7 +29,7 @@ def check_sloped() -> None:
         transformation = parse_transformation(text, widths=(1e9,) * text.count("("))  # one leaf: sloped images know no grid
         images = TransformedImages(engine, case.network, case.x, case.y, transformation)
         low, high, slope = sloped_images(images, root(transformation), index)
-        domain = SlopedDomain(low, torch.zeros_like(low), high - low, ANY_BOX, True, slope)
+        domain = SlopedDomain(low, torch.zeros_like(low), high - low, ANY_BOX, UNIT, slope)
         # Directions in which a set that is too small would show: single pixels, along and across the slopes, at random.
         noise = torch.randn(3, 40, low.shape[1], generator=g, dtype=torch.float64)
         signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=slope.shape[1])), dtype=torch.float64)

@@ -9,7 +9,9 @@ from cure_ray import seeding
 from cure_ray.config import Attack
 from cure_ray.networks.build import new_network
 from cure_ray.networks.sequence import read_blocks
+from cure_ray.threats.box import EVERYWHERE, UNIT, Box
 from cure_ray.training.folding import fold_running
+from cure_ray.training.propagation import full_region
 from cure_ray.training.region import Noise, RegionSpec, _Range, attack_offsets, build_regions, step_sizes
 
 NETWORK = new_network(experiment()).eval()
@@ -149,3 +151,39 @@ def test_steps_shrink_at_half_four_fifths_and_nine_tenths() -> None:
 def test_ranges_are_exact_at_the_image_border() -> None:
     reach = _Range.of(torch.tensor([0.0, 1.0, 0.5]), 0.1)
     assert reach.half.tolist() == pytest.approx([0.05, 0.05, 0.1])
+
+
+@pytest.mark.parametrize("tau_mode", ["dimwise", "scalar"])
+@pytest.mark.parametrize("ratio", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize(("norm", "ball"), [("linf", False), ("l2", False), ("l2", True), ("l1", True)])
+def test_regions_of_another_domain_are_the_moved_regions_of_the_unit_cube(norm: str, ball: bool, ratio: float, tau_mode: str) -> None:
+    x, y = batch()
+    box = Box(-1.0, 1.0)
+    attack = Attack(tau_mode=tau_mode)  # type: ignore[arg-type]
+    here = RegionSpec(norm, EPS[norm], ratio, ball)  # type: ignore[arg-type]
+    there = RegionSpec(norm, 2 * EPS[norm], ratio, ball, box=box)  # type: ignore[arg-type]
+    (a,) = build_regions(LOGITS, x, y, [here], attack, [noise(norm)])
+    (b,) = build_regions(lambda z: LOGITS((z + 1) / 2), 2 * x - 1, y, [there], attack, [noise(norm)])
+    torch.testing.assert_close(2 * a.centre - 1, b.centre, rtol=0, atol=1e-3 if norm == "l2" else 1e-5)
+    torch.testing.assert_close(2 * a.radius, b.radius, rtol=0, atol=1e-3 if norm == "l2" else 1e-5)
+
+
+@pytest.mark.parametrize("tau_mode", ["dimwise", "scalar"])
+@pytest.mark.parametrize(("norm", "ball"), [("linf", False), ("l2", False), ("l2", True), ("l1", True)])
+def test_without_limits_a_region_lies_in_the_ball_alone(norm: str, ball: bool, tau_mode: str) -> None:
+    x, y = batch()
+    spec = RegionSpec(norm, EPS[norm], 0.4, ball, box=EVERYWHERE)  # type: ignore[arg-type]
+    (region,) = build_regions(LOGITS, x - 3, y, [spec], Attack(tau_mode=tau_mode), [noise(norm)])  # type: ignore[arg-type]
+    assert bool(torch.isfinite(region.centre).all())
+    assert bool(((region.centre - x + 3).abs() <= EPS[norm] + 1e-5).all())
+    if not ball:
+        torch.testing.assert_close(region.radius, torch.full_like(x, 0.4 * EPS[norm]), rtol=0, atol=1e-6)
+
+
+def test_the_full_region_is_cut_off_by_the_domain_alone() -> None:
+    x = torch.tensor([[-1.0, 0.0, 0.95]])
+    for box, low, high in ((Box(-1, 1), [-1.0, -0.1, 0.85], [-0.9, 0.1, 1.0]), (EVERYWHERE, [-1.1, -0.1, 0.85], [-0.9, 0.1, 1.05])):
+        region = full_region(x, "linf", 0.1, box)
+        torch.testing.assert_close(region.centre - region.radius, torch.tensor([low]))
+        torch.testing.assert_close(region.centre + region.radius, torch.tensor([high]))
+    assert torch.equal(full_region(x.abs(), "linf", 0.1, UNIT).centre, full_region(x.abs(), "linf", 0.1).centre)

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from cure_ray.bounds.arithmetic import out_of_memory
-from cure_ray.bounds.engine import Branching, Problem, Stage
+from cure_ray.bounds.engine import Branching, Problem, Stage, check_domain
 from cure_ray.bounds.lirpa import compat
 from cure_ray.bounds.lirpa import graph as lirpa_graph
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.norms import P
 
 _METHODS: dict[Stage, str] = {
@@ -41,7 +42,7 @@ class LirpaProblem:
     x: Tensor  # [B, C, H, W], float64
     y: Tensor  # [B]
     threat: Ball
-    box: bool
+    box: Box
 
     @property
     def size(self) -> int:
@@ -87,12 +88,14 @@ class LirpaEngine:
         with torch.no_grad():
             self.num_classes = int(self._prepared.model(self._images(torch.zeros(1, *shape))).shape[1])
 
-    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: bool = True) -> LirpaProblem:
+    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: Box | bool = UNIT) -> LirpaProblem:
         if tuple(x_BCHW.shape[1:]) != self.input_shape:
             raise UserError(f"images of shape {self.input_shape} expected, got {tuple(x_BCHW.shape[1:])}")
         if y_B.numel() and not (int(y_B.min()) >= 0 and int(y_B.max()) < self.num_classes):
             raise UserError(f"labels must lie in 0..{self.num_classes - 1}, got {int(y_B.min())}..{int(y_B.max())}")
         x = x_BCHW.detach().to(self.device, torch.float64).contiguous()
+        box = Box.of(box)
+        check_domain(x, box)
         return LirpaProblem(x, y_B.detach().to(self.device, torch.int64), threat, box)
 
     def margins(self, problem: Problem, stage: Stage) -> Tensor:
@@ -136,8 +139,7 @@ class LirpaEngine:
         x_L = x_U = None
         if threat.norm == "linf":
             x_L, x_U = problem.x - threat.eps, problem.x + threat.eps
-            if problem.box:
-                x_L, x_U = x_L.clamp(0, 1), x_U.clamp(0, 1)
+            x_L, x_U = (end.clamp(problem.box.low, problem.box.high) for end in (x_L, x_U))
             x_L, x_U = self._images(x_L), self._images(x_U)
         return self._lirpa.PerturbationLpNorm(norm=P[threat.norm], eps=threat.eps, x_L=x_L, x_U=x_U)
 

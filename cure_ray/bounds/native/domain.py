@@ -9,21 +9,22 @@ from torch import Tensor
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.rounding import reach
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import Box
 from cure_ray.threats.geometry import dual_norm, minimise_linear, offsets
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Ball∩box (with box=False the ball alone) around every sample, as flat tensors."""
+    """Ball∩box around every sample, as flat tensors."""
 
     x_BN: Tensor
     low_BN: Tensor
     high_BN: Tensor
     threat: Ball
-    box: bool
+    box: Box
 
     @staticmethod
-    def around(x_BN: Tensor, threat: Ball, box: bool) -> "Domain":
+    def around(x_BN: Tensor, threat: Ball, box: Box) -> "Domain":
         return Domain(x_BN, *offsets(x_BN, threat.eps, box), threat, box)
 
     def select(self, index: Tensor) -> "Domain":
@@ -67,7 +68,7 @@ def first_layer(layer: Affine, domain: Domain, gamma: float) -> tuple[Tensor, Te
     at_x_BN = layer(domain.x_BN)
     ball_N = domain.threat.eps * _unit_ball_radius(layer, domain.threat) + slack_BN
     lower_BN, upper_BN = at_x_BN - ball_N, at_x_BN + ball_N
-    if domain.box:
+    if domain.box.bounded:
         lower_BN = torch.maximum(lower_BN, centre_BN - radius_BN)
         upper_BN = torch.minimum(upper_BN, centre_BN + radius_BN)
         _tighten_unstable(layer, domain, at_x_BN, slack_BN, lower_BN, upper_BN)
@@ -111,7 +112,7 @@ def _tighten_unstable(layer: Affine, domain: Domain, at_x_BN: Tensor, slack_BN: 
         low_RK, high_RK, A_RK = low[row_R], high[row_R], layer.weight[neuron_R]
     zero = torch.zeros_like(low_RK)
     at_x_R, slack_R = at_x_BN[row_R, neuron_R], slack_BN[row_R, neuron_R]
-    down_R = minimise_linear(A_RK, zero, low_RK, high_RK, domain.threat, True, domain.steps)[0]
-    up_R = minimise_linear(-A_RK, zero, low_RK, high_RK, domain.threat, True, domain.steps)[0]
+    down_R = minimise_linear(A_RK, zero, low_RK, high_RK, domain.threat, domain.box, domain.steps)[0]
+    up_R = minimise_linear(-A_RK, zero, low_RK, high_RK, domain.threat, domain.box, domain.steps)[0]
     lower_BN[row_R, neuron_R] = torch.maximum(lower_BN[row_R, neuron_R], at_x_R + down_R - slack_R)
     upper_BN[row_R, neuron_R] = torch.minimum(upper_BN[row_R, neuron_R], at_x_R - up_R + slack_R)

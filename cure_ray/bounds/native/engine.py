@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cure_ray import __version__
 from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
-from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage
+from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.branching import Search, Settings
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
 from cure_ray.bounds.native.domain import Domain
@@ -26,6 +26,7 @@ from cure_ray.bounds.native.subproblems import Space, unstable_index
 from cure_ray.bounds.native.windows import row_elements
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT, Box
 
 Out = TypeVar("Out")
 Hidden = Literal["auto", "ibp", "crown", "alpha"]
@@ -80,17 +81,16 @@ class NativeEngine:
         return self.search, self.decide
 
     @torch.no_grad()
-    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: bool = True) -> NativeProblem:
+    def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: Box | bool = UNIT) -> NativeProblem:
         if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
             raise UserError(f"expected images [B, C, H, W] and labels [B], got {tuple(x_BCHW.shape)} and {tuple(y_B.shape)}")
         search, _ = self._compile(tuple(x_BCHW.shape[1:]))
         if len(y_B) and (int(y_B.min()) < 0 or int(y_B.max()) >= search.classes):
             raise UserError(f"labels must lie in 0..{search.classes - 1}, got {int(y_B.min())}..{int(y_B.max())}")
-        x_BN = flatten_images(x_BCHW.to(self.device, torch.float64))
+        box, x_BN = Box.of(box), flatten_images(x_BCHW.to(self.device, torch.float64))
         usable_B = torch.isfinite(x_BN).all(1)
-        x_BN = torch.where(usable_B.unsqueeze(1), x_BN, torch.full_like(x_BN, 0.5))
-        if box and len(x_BN) and bool(((x_BN < 0) | (x_BN > 1)).any()):
-            raise UserError(f"pixels must lie in [0, 1], got {float(x_BN.min()):g}..{float(x_BN.max()):g}")
+        x_BN = torch.where(usable_B.unsqueeze(1), x_BN, torch.full_like(x_BN, box.inside))
+        check_domain(x_BN, box)
         return NativeProblem(Domain.around(x_BN, threat, box), y_B.to(self.device), usable_B)
 
     @torch.no_grad()

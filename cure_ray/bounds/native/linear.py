@@ -140,7 +140,7 @@ def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], rel
     layers = net.layers[:-1]
     value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, [r.adaptive_BN for r in relaxations], net.gamma).value_BS
     left = (~(value_BS > 0).all(1)).nonzero(as_tuple=True)[0]
-    if len(left) and domain.box and domain.threat.norm != "linf":
+    if len(left) and domain.box.bounded and domain.threat.norm != "linf":
         some = relaxations if len(left) == len(value_BS) else [r.select(left) for r in relaxations]
         zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in some]
         other = evaluate(layers, some, domain.select(left), A_BSN[left], b_BS[left], zero, net.gamma).value_BS

@@ -7,6 +7,7 @@ import pandas as pd
 
 from cure_ray.results.frames import Loaded
 from cure_ray.results.study import Study
+from cure_ray.threats.box import Box
 
 Row = dict[str, Any]
 
@@ -73,7 +74,7 @@ def _budgets(verdicts: pd.DataFrame) -> list[str]:
     out = []
     for stages, seconds, nodes, box in _distinct(verdicts, ["stages", "budget_seconds", "budget_nodes", "box"]):
         branch = f"; branch and bound {seconds:g} s or {nodes:,} sub-problems per image and threat" if "branch" in str(stages) else ""
-        out.append(f"{str(stages).replace(',', ', ')}{branch}; {'ball ∩ [0, 1]' if box else 'whole ball'}")
+        out.append(f"{str(stages).replace(',', ', ')}{branch}; {f'ball ∩ {Box.of(box).words()}' if Box.of(box).bounded else 'whole ball'}")
     return out
 
 
