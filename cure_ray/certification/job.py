@@ -104,7 +104,7 @@ class Job:
 
     @property
     def run_id(self) -> str:
-        return _hash(self.key())
+        return hash_key(self.key())
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Shard:
     def name(self) -> str:
         """Content-addressed: the same work has the same name everywhere."""
         threats = [[str(t), t.eps.hex(), t.grid] for t in self.threats]
-        key = _hash({**self.job.key(), "threats": threats, "indices": list(self.indices)})
+        key = hash_key({**self.job.key(), "threats": threats, "indices": list(self.indices)})
         readable = "+".join(str(t) for t in self.threats)
         return f"{self.job.checkpoint_digest[:12]}-{readable}-{self.indices[0]:06d}-{self.indices[-1]:06d}-{key}.parquet"
 
@@ -134,5 +134,6 @@ def plan(job: Job, threats: Sequence[Threat], indices: Sequence[int], done: "set
     return shards
 
 
-def _hash(value: Any) -> str:
+def hash_key(value: Any) -> str:
+    """The hash by which runs and shards are named."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

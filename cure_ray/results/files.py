@@ -1,24 +1,48 @@
 """Files under one root, local or any fsspec URI: atomic writes that are read back, JSON, listings."""
 
+import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from cure_ray.errors import UserError
+from cure_ray.errors import UserError, storage_full
+
+
+@contextlib.contextmanager
+def _sentences(root: str) -> Iterator[None]:
+    """What file systems raise about a place that cannot be used, as a sentence. Each has errors of its own; a full disk is told apart."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if storage_full(error):
+            raise
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        raise UserError(f"{root} cannot be used for results: {why}. Give a directory, or a URL that fsspec can write to") from error
 
 
 class Files:
     """Names are relative to the root and use forward slashes."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = str(root).rstrip("/")
-        self.fs, self.path = fsspec.core.url_to_fs(self.root)
+        self.root = str(root).rstrip("/") or "/"
+        with _sentences(self.root):
+            self.fs, self.path = fsspec.core.url_to_fs(self.root)
+
+    def prepare(self) -> None:
+        """UserError unless files can be written here."""
+        with _sentences(self.root):
+            if self.fs.exists(self.path) and not self.fs.isdir(self.path):
+                raise UserError(f"{self.root} is a file; results need a directory")
+            self.write_bytes(".writable", b"")
+            self.remove(".writable")
 
     def exists(self, name: str) -> bool:
         return bool(self.fs.exists(self.at(name)))
@@ -63,9 +87,11 @@ class Files:
         if not self.fs.exists(self.at(name)):
             return None
         try:
-            value: dict[str, Any] = json.loads(self.read_bytes(name))
-        except ValueError as error:
+            value: Any = json.loads(self.read_bytes(name))
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self.root}/{name} is damaged: {error}") from error
+        if not isinstance(value, dict):
+            raise UserError(f"{self.root}/{name} is damaged: it holds {type(value).__name__}, not an object of named values")
         return value
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:

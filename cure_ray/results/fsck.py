@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cure_ray.errors import UserError
 from cure_ray.results.schema import KEY
@@ -23,16 +24,29 @@ class Finding:
 
 def fsck(store: Store) -> list[Finding]:
     """Everything missing, torn, duplicated or foreign, by name."""
-    findings, seen, places = [], Counter[tuple[str, str, int]](), dict[tuple[str, str, int], str]()
-    plans = {plan["run_id"]: plan for plan in store.plans()}
+    findings, seen, places = list[Finding](), Counter[tuple[str, str, int]](), dict[tuple[str, str, int], str]()
+    plans, lost = dict[str, dict[str, Any]](), False
+    for name in store.files.names("plans", ".json"):
+        try:
+            plan = store.read_plan(name)
+        except UserError as error:
+            lost = True
+            findings.append(Finding("torn", f"{error}; what it planned beyond its rows cannot be told"))
+            continue
+        plans[plan["run_id"]] = plan
+    for name in store.files.names("runs", ".json"):
+        try:
+            store.files.read_json(f"runs/{name}")
+        except UserError as error:
+            findings.append(Finding("torn", f"{error}; run the same `cure-ray certify` command again, which writes it anew"))
     for name in store.shards():
         try:
-            table = store.read_shard(name)  # every column, so that every page checksum is verified
+            table = store.check_shard(name)
         except UserError as error:
             findings.append(Finding("torn", str(error), f"verdicts/{name}"))
             continue
         unknown = sorted(set(table.column("run_id").to_pylist()) - set(plans))
-        if unknown:
+        if unknown and not lost:
             what = f"verdicts/{name} belongs to run {unknown[0]}, which has no plan in this store"
             findings.append(Finding("foreign", what, f"verdicts/{name}"))
         keys = list(zip(*(table.column(c).to_pylist() for c in KEY), strict=True))

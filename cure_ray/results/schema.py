@@ -115,6 +115,10 @@ def documentation() -> str:
     lines += [f"| {name} | {kind} | {'yes' if nullable else ''} | {doc} |" for name, kind, nullable, doc in _COLUMNS]
     lines += [
         "",
+        "Every page carries a checksum. `cure_ray.load_results(DIR)` and `cure-ray report` verify them and refuse damaged files; pandas",
+        "and pyarrow do so when asked: `pandas.read_parquet(DIR / 'verdicts', page_checksum_verification=True)`. `cure-ray fsck DIR`",
+        "also compares every file, its footer included, with what its rows would be written as.",
+        "",
         "A sample that is misclassified without perturbation is `misclassified` under every threat. A union is computed from complete",
         "sets only: every sample needs a row for every threat. If any row has stage `skipped`, per-norm accuracies are not available,",
         "only the union is.",

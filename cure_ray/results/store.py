@@ -9,24 +9,23 @@ column of a table is refused.
 import contextlib
 import hashlib
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cure_ray.certification.job import Job, Shard
 from cure_ray.certification.verdict import SCHEMA_VERSION, Verdict
 from cure_ray.errors import UserError
+from cure_ray.results import shards
 from cure_ray.results.files import Files
-from cure_ray.results.schema import KEY, SCHEMA, check_schema, outdated, to_table
+from cure_ray.results.schema import KEY, SCHEMA, outdated, to_table
 from cure_ray.threats import Threat
 
-_JOB = b"cure_ray_job"  # file metadata: the job as JSON, so that every shard explains itself
-_REPLACES = b"cure_ray_replaces"  # file metadata: the shards a compacted file was made of
+_STORE = {"schema_version": int, "dataset": str, "split": str, "data_digest": str, "many": bool}  # store.json
+_PLAN = {"run_id": str, "checkpoint_digest": str, "threats": dict}  # of plans/*.json, besides the keys of the job
 _INDEX = [*KEY, "eps", "grid", "run_id"]
 
 
@@ -44,13 +43,13 @@ class Store:
         """Open a store for writing, making it if need be. UserError if it holds results on other data."""
         store = Store(root)
         identity = {"schema_version": SCHEMA_VERSION, "dataset": dataset, "split": split, "data_digest": data_digest, "many": many}
-        found = store.files.read_json("store.json")
+        found = store._identity()
         if found is None:
+            store.files.prepare()
             if store.files.names("", ""):
                 raise UserError(f"{root} is not empty and holds no results of cure_ray; choose another directory")
             store.files.write_json("store.json", identity)
             return store
-        store._check_version(found)
         for key in ("dataset", "split", "data_digest"):
             if found[key] != identity[key]:
                 raise UserError(
@@ -65,24 +64,33 @@ class Store:
     def open(root: str | Path) -> "Store":
         """Open an existing store for reading."""
         store = Store(root)
-        found = store.files.read_json("store.json")
-        if found is None:
+        if store._identity() is None:
             raise UserError(f"{root} holds no results; `cure-ray certify ... --out {root}` makes them")
-        store._check_version(found)
         return store
 
-    def _check_version(self, found: Mapping[str, Any]) -> None:
-        version = found["schema_version"]
+    def _identity(self) -> dict[str, Any] | None:
+        """What this store is of; UserError if that is damaged or of another version."""
+        found = self.files.read_json("store.json")
+        if found is None:
+            return None
+        version, missing = found.get("schema_version"), [k for k in _STORE if not isinstance(found.get(k), _STORE[k])]
+        if missing:
+            raise UserError(
+                f"{self.root}/store.json is damaged: it lacks {', '.join(missing)}. It says which images the verdicts are about; "
+                "restore it from a copy, or certify again into another directory"
+            )
+        assert isinstance(version, int)
         if version > SCHEMA_VERSION:
             raise UserError(f"{self.root} has schema version {version}, newer than {SCHEMA_VERSION}: upgrade cure_ray")
         if version < SCHEMA_VERSION:
             raise UserError(outdated(self.root, version))
+        return found
 
     # ------------------------------------------------------------ runs
 
     def begin(self, job: Job, threats: Sequence[Threat], indices: Sequence[int], about: Mapping[str, Any]) -> set[tuple[str, int]]:
         """Record what the run sets out to do and return the (threat, sample) pairs that are done already."""
-        identity = self.files.read_json("store.json") or {}
+        identity = self._identity() or {}
         self._finish_compaction()
         rows = self._tables(_INDEX)
         others = sorted({d for d in rows.column("checkpoint_digest").unique().to_pylist() if d != job.checkpoint_digest})
@@ -108,7 +116,7 @@ class Store:
                     "Choose another directory: one table must not mix settings."
                 )
             done.add((threat, index))
-        plan = self.files.read_json(f"plans/{job.run_id}.json") or {**job.key(), "run_id": job.run_id, "threats": {}}
+        plan = self._plan_of(job, rows)
         started = job.union_only and job.run_id in rows.column("run_id").unique().to_pylist()
         if started and plan["threats"] and set(plan["threats"]) != set(wanted):
             raise UserError(
@@ -131,10 +139,30 @@ class Store:
         changed = [f"{k}: {flat_old.get(k)} there, {v} now" for k, v in flat_new.items() if k != "settings" and flat_old.get(k) != v]
         return f" ({'; '.join(changed)})"
 
+    def _plan_of(self, job: Job, rows: pa.Table) -> dict[str, Any]:
+        """What is written down of this run so far; where that is lost, as much of it as its rows tell."""
+        name = f"{job.run_id}.json"
+        with contextlib.suppress(UserError):
+            if self.files.exists(f"plans/{name}"):
+                return self.read_plan(name)
+        plan: dict[str, Any] = {**job.key(), "run_id": job.run_id, "threats": {}}
+        for threat, index, run_id in zip(*(rows.column(c).to_pylist() for c in ("threat", "sample_index", "run_id")), strict=True):
+            if run_id == job.run_id:
+                plan["threats"].setdefault(threat, []).append(index)
+        return plan
+
     def plans(self) -> list[dict[str, Any]]:
         """What the runs of this store set out to do: run_id, checkpoint_digest, settings, and the samples per threat."""
-        found = (self.files.read_json(f"plans/{name}") for name in self.files.names("plans", ".json"))
-        return [plan for plan in found if plan]
+        return [self.read_plan(name) for name in self.files.names("plans", ".json")]
+
+    def read_plan(self, name: str) -> dict[str, Any]:
+        plan = self.files.read_json(f"plans/{name}") or {}
+        wrong = [key for key in _PLAN if not isinstance(plan.get(key), _PLAN[key])]
+        if wrong:
+            raise UserError(
+                f"{self.root}/plans/{name} is damaged: it lacks {', '.join(wrong)}; run the same `cure-ray certify` command again"
+            )
+        return plan
 
     def about(self, checkpoint_digest: str) -> dict[str, Any]:
         return self.files.read_json(f"runs/{checkpoint_digest}.json") or {}
@@ -146,10 +174,7 @@ class Store:
         return self._write_table(shard, to_table(verdicts), [])
 
     def _write_table(self, shard: Shard, table: pa.Table, replaces: list[str]) -> str:
-        about = {**SCHEMA.metadata, _JOB: json.dumps(shard.job.key()), _REPLACES: json.dumps(replaces)}
-        buffer = io.BytesIO()
-        pq.write_table(table.replace_schema_metadata(about), buffer, compression="zstd", write_page_checksum=True)
-        self.files.write_bytes(f"verdicts/{shard.name}", buffer.getvalue())
+        self.files.write_bytes(f"verdicts/{shard.name}", shards.serialise(table, shard.job, replaces))
         return shard.name
 
     def compact(self, job: Job, threats: Sequence[Threat]) -> None:
@@ -172,9 +197,8 @@ class Store:
     def _finish_compaction(self) -> None:
         names = self.shards()
         for name in names:
-            with contextlib.suppress(pa.ArrowException, OSError):  # a torn file is fsck's business
-                metadata = pq.read_metadata(pa.BufferReader(self.files.read_bytes(f"verdicts/{name}"))).metadata or {}
-                for part in json.loads(metadata.get(_REPLACES, b"[]")):
+            with contextlib.suppress(UserError):  # a damaged file is fsck's business
+                for part in shards.replaces(*self._shard(name)):
                     if part in names and part != name:
                         self.discard(f"verdicts/{part}")
 
@@ -195,12 +219,19 @@ class Store:
         return pa.concat_tables(t.cast(schema) for t in tables) if tables else schema.empty_table()
 
     def read_shard(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """The rows of one file; UserError naming it if it is damaged."""
+        return shards.parse(*self._shard(name), columns)
+
+    def check_shard(self, name: str) -> pa.Table:
+        """The rows of one file that was not changed since it was written."""
+        return shards.check(*self._shard(name))
+
+    def _shard(self, name: str) -> tuple[bytes, str]:
+        where = f"{self.root}/verdicts/{name}"
         try:
-            file = pq.ParquetFile(pa.BufferReader(self.files.read_bytes(f"verdicts/{name}")), page_checksum_verification=True)
-            check_schema(file.schema_arrow, f"{self.root}/verdicts/{name}")
-            return file.read(columns=columns or SCHEMA.names)
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{self.root}/verdicts/{name} is damaged ({error}); delete it and run the same command again") from error
+            return self.files.read_bytes(f"verdicts/{name}"), where
+        except OSError as error:
+            raise shards.damaged(where, str(error)) from error
 
     # ------------------------------------------------------------ witnesses
 
@@ -218,8 +249,10 @@ class Store:
     def read_witness(self, digest: str) -> "np.ndarray[Any, Any]":
         try:
             data: np.ndarray[Any, Any] = np.load(io.BytesIO(self.files.read_bytes(f"witnesses/{digest}.npy")), allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise UserError(f"witness {digest[:12]} of {self.root} cannot be read: {error}") from error
+        except FileNotFoundError as error:
+            raise UserError(f"witness {digest[:12]} of {self.root} is missing: {error}") from error
+        except Exception as error:  # damaged bytes may raise anything
+            raise UserError(f"witness {digest[:12]} of {self.root} is damaged: {error}") from error
         if witness_digest(data) != digest:
             raise UserError(f"witness {digest[:12]} of {self.root} is damaged: its content has another digest")
         return data

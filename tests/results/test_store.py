@@ -1,8 +1,10 @@
 """The store keeps what was finished, refuses what does not belong together, and names what is wrong with it."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,7 +193,8 @@ def test_fsck_names_missing_torn_duplicated_and_foreign(tmp_path: Path) -> None:
     second.write_bytes(data[: len(data) // 2])
     third.write_bytes(bytes(b ^ (0xFF if i == 40 else 0) for i, b in enumerate(third.read_bytes())))
     store.write(Shard(JOB, (LINF,), (6,)), [verdict(LINF, 6)])
-    store.write(Shard(JOB, (L2,), (0,)), [verdict(L2, 0, run_id="deadbeef")])
+    foreign = dataclasses.replace(JOB, seed=9)
+    store.write(Shard(foreign, (L2,), (0,)), [verdict(L2, 0, job=foreign)])
     (folder / ".half.parquet.partial").write_bytes(b"x")
     (folder / "notes.txt").write_text("?")
     found = [str(f) for f in fsck(store)]
@@ -224,6 +227,95 @@ def test_a_flipped_bit_in_the_rows_is_noticed_when_they_are_read(tmp_path: Path)
         else:
             assert same, f"byte {position} was changed and other rows were read"
     assert noticed
+
+
+def flipped(data: bytes, position: int, rng: random.Random) -> bytes:
+    return data[:position] + bytes([data[position] ^ (1 << rng.randrange(8))]) + data[position + 1 :]
+
+
+def parts_of(file: Path) -> tuple[bytes, range, range]:
+    """The bytes of a Parquet file, and where its pages and its footer lie."""
+    data = file.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    return data, range(4, footer), range(footer, len(data) - 8)
+
+
+def test_a_flipped_bit_anywhere_in_a_shard_is_damage_and_named(tmp_path: Path) -> None:
+    """Once a flip in the footer was a UnicodeDecodeError, and one in its statistics went unseen."""
+    store, rng = create(str(tmp_path / "s")), random.Random(0)
+    fill(store, JOB, [LINF], list(range(20)), 20)
+    (name,), good = store.shards(), store.read()
+    file = tmp_path / "s" / "verdicts" / name
+    data, pages, footer = parts_of(file)
+    text = data.index(b"parquet-cpp-arrow")  # another release of Arrow has another name there and may write other bytes
+    for position in [*rng.sample(pages, 120), *rng.sample(footer, 180), text + 2]:
+        if text + 26 <= position < text + 40:
+            continue
+        file.write_bytes(flipped(data, position, rng))
+        found = fsck(store)
+        assert found[0].kind == "torn", position
+        assert name in found[0].what
+        assert found[0].file == f"verdicts/{name}"
+        with contextlib.suppress(UserError):
+            assert store.read().equals(good), "a reader may overlook what changes no row, and must refuse what does"
+
+
+def test_pages_carry_checksums_that_a_verifying_reader_refuses(tmp_path: Path) -> None:
+    """What docs/reference/schema.md tells users of pandas and pyarrow."""
+    store, rng = create(str(tmp_path / "s")), random.Random(1)
+    fill(store, JOB, [LINF], list(range(20)), 20)
+    file = next((tmp_path / "s" / "verdicts").iterdir())
+    good, (data, pages, _) = pd.read_parquet(file), parts_of(file)
+    wrong = caught = 0
+    for position in rng.sample(pages, 150):
+        file.write_bytes(flipped(data, position, rng))
+        try:
+            silent = not pd.read_parquet(file.parent).equals(good)
+        except Exception:
+            silent = False
+        wrong += silent
+        try:
+            assert pd.read_parquet(file.parent, page_checksum_verification=True).equals(good)
+        except OSError:
+            caught += silent
+    assert wrong == caught > 5
+
+
+def test_damaged_plans_and_histories_are_named_and_the_next_run_writes_them_anew(root: str) -> None:
+    store = create(root)
+    fill(store, JOB, [LINF], [0, 1, 2])
+    for name, junk in ((f"plans/{JOB.run_id}.json", b"[]"), (f"runs/{JOB.checkpoint_digest}.json", b'{"a": \xff')):
+        before = store.files.read_bytes(name)
+        store.files.write_bytes(name, junk)
+        (found,) = fsck(store)
+        assert (found.kind, found.file) == ("torn", None), "nothing may be deleted for it"
+        assert name in found.what
+        fill(store, JOB, [LINF], [0, 1])
+        assert fsck(store) == []
+        assert store.files.read_bytes(name) == before
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3", "null", "{", "\xff", '{"schema_version": "2"}', "[" * 100_000])
+def test_a_store_json_without_its_facts_is_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "store.json").write_text(content, encoding="latin-1")
+    for use in (lambda: create(str(tmp_path)), lambda: Store.open(tmp_path)):
+        with pytest.raises(UserError, match=r"store\.json is damaged"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("a-file", "is a file"), ("a-file/below", "Not a directory|File exists"), ("/proc/xyz", "cannot be used"),
+        ("/proc/1/x/y", "cannot be used"), ("foo://bucket/x", "Protocol not known"),
+    ],
+)  # fmt: skip
+def test_a_place_that_cannot_hold_results_is_a_sentence(tmp_path: Path, place: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").write_text("mine")
+    with pytest.raises(UserError, match=sentence):
+        create(place)
+    assert Path("a-file").read_text() == "mine"
 
 
 def test_witnesses_are_found_by_digest_and_damage_is_noticed(root: str) -> None:
