@@ -182,6 +182,13 @@ def stop_on_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
+def no_room(directory: Path, epoch: int) -> str:
+    return (
+        f"the disk of {directory} is full; epoch {epoch} could not be saved, earlier checkpoints are intact. "
+        "Free some space and continue with --resume."
+    )
+
+
 def write_epoch(directory: Path, progress: Progress, experiment: Experiment, metrics: Mapping[str, Any], extra: Mapping[str, Any]) -> Path:
     """Save the epoch that just ended: checkpoint first, then its metrics line."""
     target = checkpoint_at(directory, progress.epoch)
@@ -195,10 +202,7 @@ def write_epoch(directory: Path, progress: Progress, experiment: Experiment, met
     except OSError as error:
         if not storage_full(error):
             raise
-        raise NoRoomError(
-            f"the disk of {directory} is full; epoch {progress.epoch} could not be saved, earlier checkpoints are intact. "
-            "Free some space and continue with --resume."
-        ) from None
+        raise NoRoomError(no_room(directory, progress.epoch)) from None
     prune(directory, experiment.execution.keep_checkpoints)
     return target
 

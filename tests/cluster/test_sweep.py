@@ -159,19 +159,25 @@ def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_study(tmp_path: Pa
         assert read_study(tmp_path, sweep).get_trials()  # whoever only looks can read it too
 
 
-def test_what_ray_train_wraps_is_unwrapped() -> None:
+def test_what_ray_train_wraps_is_unwrapped(tmp_path: Path) -> None:
     from cure_ray.cluster.training.workers import _user_error
 
-    def wrapped(error: Exception) -> Exception:
+    def unwrapped(error: Exception, **where: Any) -> UserError | None:
         outer = RuntimeError("training failed")
-        outer.worker_failures = {0: error}  # type: ignore[attr-defined]
-        return outer
+        for name, value in (where or {"worker_failures": {0: error}}).items():
+            setattr(outer, name, value)
+        return _user_error(outer, tmp_path)
 
-    full, wrong = _user_error(wrapped(OSError(errno.ENOSPC, "No space left on device"))), _user_error(wrapped(UserError("lr < 0")))
-    assert isinstance(full, NoRoomError)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for found in (unwrapped(full), unwrapped(full, controller_failure=full)):
+        assert isinstance(found, NoRoomError)
+        assert f"the disk of {tmp_path} is full" in str(found)
+        assert "--resume" in str(found)
+    assert str(unwrapped(NoRoomError("epoch 3 could not be saved"))) == "epoch 3 could not be saved"
+    wrong = unwrapped(UserError("lr < 0"))
     assert isinstance(wrong, UserError)
     assert not isinstance(wrong, NoRoomError)
-    assert _user_error(wrapped(OSError(errno.EIO, "I/O error"))) is None
+    assert unwrapped(OSError(errno.EIO, "I/O error")) is None
 
 
 @pytest.mark.parametrize(("line", "says"), [({"wandb": {}}, "pip install wandb"), ({"mlflow": {}}, "pip install mlflow")])

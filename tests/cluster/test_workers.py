@@ -1,24 +1,29 @@
 """Parallel training: the same bits as one process, undisturbed or killed, and data parallelism that only changes rounding."""
 
+import errno
 import json
 import os
 import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+import ray.train
+import torch
 from cluster_helpers import files_of, tiny
 
 from cure_ray.cluster.session import Session
-from cure_ray.cluster.training import reducer
+from cure_ray.cluster.training import rank, reducer
 from cure_ray.cluster.training.ranks import Phase, phases
 from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.errors import UserError
 from cure_ray.runs.checkpoints import load_checkpoint
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
+from cure_ray.training.loop import start
 
 
 def kill_after_first_epoch(directory: Path, role: str, key: str = "pid") -> threading.Thread:
@@ -70,6 +75,25 @@ def test_a_reducer_that_was_told_to_end_does_not_let_ranks_wait_for_ever(ray_ses
         reducer.exchange(meeting, 1, "nt", reducer.Part())
     assert not ray.wait([first], timeout=0.1)[0]  # it really was waiting, and still is
     ray.kill(meeting)
+
+
+def test_a_leader_without_room_says_so_once_and_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exception, which would be a failure to restart from: a sentence for all ranks, after the report they wait for."""
+    plan = rank.Plan(tiny(), tmp_path, None, "cpu", "gloo", Phase(3, 1, True), 3)
+    progress, reports = start(plan.experiment, torch.device("cpu")), list[Any]()
+    monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None, **how: reports.append(checkpoint))
+    assert rank._save(plan, progress, {"epoch": 0}, {}, {}) == ""
+    assert reports.pop().path == str(tmp_path / "checkpoints" / "epoch_0000")
+
+    def no_space(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for place in ("save_checkpoint", "_append_metrics"):
+        with monkeypatch.context() as full:
+            full.setattr(rank, place, no_space)
+            assert f"the disk of {tmp_path} is full; epoch 0 could not be saved" in rank._save(plan, progress, {"epoch": 0}, {}, {})
+        assert reports.pop() is None
+        assert not reports
 
 
 def test_two_certified_ranks_match_one_to_1e_5_after_an_epoch(ray_session: Session, tmp_path: Path) -> None:

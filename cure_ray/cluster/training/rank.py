@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import ray
 import ray.train
 import torch
+from ray.train import CheckpointUploadMode
 from ray.train.backend import Backend
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig
@@ -22,9 +22,10 @@ from cure_ray.cluster.training.ranks import Phase, Role, certified_ranks, global
 from cure_ray.cluster.training.reducer import Outcome, Part, create_reducer, exchange, to_arrays, to_tensors
 from cure_ray.config import Experiment
 from cure_ray.data.images import Images, load_dataset
-from cure_ray.runs.checkpoints import load_checkpoint, save_checkpoint, versions
+from cure_ray.errors import storage_full
+from cure_ray.runs.checkpoints import checkpoint_at, load_checkpoint, save_checkpoint, versions
 from cure_ray.runs.metrics import METRICS, read_metrics, rewind_metrics
-from cure_ray.runs.run import evaluation_images, hardware, newest_intact, restore, starting_point
+from cure_ray.runs.run import evaluation_images, hardware, newest_intact, no_room, restore, starting_point
 from cure_ray.training.epochs import DivergedError, Learner, run_epoch
 from cure_ray.training.evaluation import evaluate
 from cure_ray.training.loop import Progress, merge_metrics, natural_learner, prefers_channels_last, snapshot
@@ -79,13 +80,21 @@ def _take_seat(plan: Plan) -> Seat:
         offer = (reducer, rendezvous(plan.phase, same_node, _node_address()))
     reducer, meeting = broadcast_from_rank_zero(offer)
     ranks = certified_ranks(plan.phase, role, meeting, plan.backend)
-    people = plan.directory / PEOPLE
-    people.mkdir(exist_ok=True)
     me: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "gpus": ray.get_gpu_ids(), "since": time.time()}
     if role.leads and reducer is not None:
         me["reducer_pid"] = ray.get(reducer.pid.remote())
-    (people / f"{role}.json").write_text(json.dumps(me))
+    _note(plan.directory / PEOPLE / f"{role}.json", me)
     return Seat(role, ranks, reducer)
+
+
+def _note(path: Path, about: Mapping[str, Any]) -> None:
+    """Something nice to have. On a full disk the checkpoint is the one to say so: then all ranks stand at the same place."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(about, indent=1))
+    except OSError as error:
+        if not storage_full(error):
+            raise
 
 
 def _resume(plan: Plan, role: Role, device: torch.device) -> tuple[Progress, dict[str, Any]]:
@@ -166,19 +175,30 @@ def _next_epoch(plan: Plan, seat: Seat, progress: Progress, images: Images) -> t
     return {**metrics, "cosines": dict(outcome.cosines)}, to_tensors(natural.optimizer) if seat.role.leads else {}, ""
 
 
-def _save(plan: Plan, progress: Progress, metrics: Mapping[str, Any], nt_optimizer: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-    """The leader's report: the checkpoint travels through Ray Train into DIR/checkpoints, then the metrics line is written."""
+def _save(plan: Plan, progress: Progress, metrics: Mapping[str, Any], nt_optimizer: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    """The leader's epoch: the checkpoint, its metrics line, and the report, for which the other ranks wait in any case.
+
+    Returns what to say if there is no room: that is no failure of a process, which a new attempt could put right.
+    """
     optimizers = {"ct": progress.ct.optimizer_tensors(), **({"nt": nt_optimizer} if nt_optimizer else {})}
-    with tempfile.TemporaryDirectory(prefix="cure_ray_") as scratch:
-        target = Path(scratch) / f"epoch_{progress.epoch:04d}"
+    target, full = checkpoint_at(plan.directory, progress.epoch), ""
+    try:
         save_checkpoint(target, plan.experiment, progress.epoch, snapshot(progress.ct.network), optimizers, metrics, extra)
-        checkpoint = ray.train.Checkpoint.from_directory(str(target))
-        ray.train.report({"epoch": progress.epoch}, checkpoint=checkpoint, checkpoint_dir_name=target.name)
-    _append_metrics(plan.directory, metrics)
+        _append_metrics(plan.directory, metrics)
+    except OSError as error:
+        if not storage_full(error):
+            raise
+        full = no_room(plan.directory, progress.epoch)
+    checkpoint = None if full else ray.train.Checkpoint.from_directory(str(target))
+    ray.train.report({"epoch": progress.epoch}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    return full
 
 
-def rank_loop(config: Mapping[str, Any]) -> None:
-    """The function Ray Train runs on every rank. Killing any of them loses at most the epoch they are in."""
+def rank_loop(config: Mapping[str, Any]) -> str:
+    """The function Ray Train runs on every rank. Killing any of them loses at most the epoch they are in.
+
+    Returns why it ended early, if a new attempt would not help; the driver hears it from the leader.
+    """
     plan: Plan = config["plan"]
     experiment = plan.experiment
     seeding.make_deterministic(experiment.execution.threads)
@@ -190,18 +210,22 @@ def rank_loop(config: Mapping[str, Any]) -> None:
     if seat.role.leads:
         about = {"config_hash": experiment.config_hash, "hardware": hardware(device), "versions": versions()}
         ranks = {"ct_workers": plan.phase.ct_workers, "nt_workers": int(plan.phase.natural)}
-        (plan.directory / "run.json").write_text(json.dumps({**about, "ranks": ranks}, indent=1))
+        _note(plan.directory / "run.json", {**about, "ranks": ranks})
     while progress.epoch < plan.last:
         began = time.perf_counter()
         found, nt_optimizer, failed = _next_epoch(plan, seat, progress, images)
         if failed:  # the same bits would diverge again: say so and end, instead of being restarted
             if seat.role.leads:
                 (plan.directory / DIVERGED).write_text(failed)
-            return
-        if not seat.role.leads:
+            return ""
+        full = ""
+        if seat.role.leads:
+            cosines = {"cosines": found.pop("cosines")} if "cosines" in found else {}
+            accuracies = evaluate(progress.ct.network, judged, experiment)
+            seconds = {"eval_split": judged_split, "epoch_seconds": time.perf_counter() - began}
+            full = _save(plan, progress, {"epoch": progress.epoch, **found, **accuracies, **seconds, **cosines}, nt_optimizer, extra)
+        else:
             ray.train.report({"epoch": progress.epoch})
-            continue
-        cosines = {"cosines": found.pop("cosines")} if "cosines" in found else {}
-        accuracies = evaluate(progress.ct.network, judged, experiment)
-        seconds = {"eval_split": judged_split, "epoch_seconds": time.perf_counter() - began}
-        _save(plan, progress, {"epoch": progress.epoch, **found, **accuracies, **seconds, **cosines}, nt_optimizer, extra)
+        if full := broadcast_from_rank_zero(full):
+            return full
+    return ""

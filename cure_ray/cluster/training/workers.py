@@ -91,6 +91,7 @@ def _sigterm_is_sigint() -> Iterator[None]:
 def _fit(
     experiment: Experiment, directory: Path, data_dir: str | None, phase: Phase, last: int, where: Session, policy: FailurePolicy
 ) -> None:
+    """One phase. Raises where its ranks ended early and a new attempt would not help."""
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -114,8 +115,9 @@ def _fit(
     prune(directory, experiment.execution.keep_checkpoints)
     # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, and only data-parallel ranks talk at all.
     backend = "nccl" if need.gpus >= 1 and phase.ct_workers > 1 else "gloo"
-    Trainer(
-        rank_loop,
+    ranks: Any = rank_loop  # what it returns, Ray's types do not know yet
+    result: Any = Trainer(
+        ranks,
         train_loop_config={"plan": Plan(experiment, directory, data_dir, device, backend, phase, last)},
         torch_config=OwnProcessGroup(),
         scaling_config=ScalingConfig(
@@ -128,18 +130,22 @@ def _fit(
             checkpoint_config=CheckpointConfig(num_to_keep=experiment.execution.keep_checkpoints),
         ),
     ).fit()
+    if result.return_value:
+        raise NoRoomError(result.return_value)
 
 
-def _user_error(error: BaseException) -> UserError | None:
+def _user_error(error: BaseException, directory: Path) -> UserError | None:
     """Our own sentence inside whatever Ray wrapped around it."""
-    causes = [error, error.__cause__, *getattr(error, "worker_failures", {}).values()]
+    causes = [error, error.__cause__, getattr(error, "controller_failure", None), *getattr(error, "worker_failures", {}).values()]
     for cause in causes:
         inner = getattr(cause, "cause", None)
         for candidate in (cause, inner, getattr(cause, "__cause__", None)):
-            if isinstance(candidate, BaseException) and storage_full(candidate):
-                return NoRoomError(str(candidate))
             if isinstance(candidate, UserError):
-                return UserError(str(candidate))
+                return type(candidate)(str(candidate))
+            if isinstance(candidate, BaseException) and storage_full(candidate):
+                return NoRoomError(
+                    f"the disk of {directory} is full; what its checkpoints hold is intact. Free some space and continue with --resume."
+                )
     return None
 
 
@@ -182,7 +188,7 @@ def train_parallel(
                 f"Continue with: cure-ray train {directory / 'experiment.yaml'} --out {directory} --resume"
             ) from None
         except Exception as error:
-            ours = _user_error(error)
+            ours = _user_error(error, directory)
             if ours is not None:
                 raise ours from None
             raise RuntimeError(
