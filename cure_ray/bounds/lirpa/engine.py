@@ -1,7 +1,7 @@
 """The second engine: auto_LiRPA behind our protocol, for general graphs and as the independent cross-check.
 
-Everything runs in float64, so what it returns is the decision. It has no branch and bound and does not use the image
-domain with l2 and l1 balls: sound, looser than the native engine.
+Everything runs in float64 and is lowered by what rounding can have added (magnitudes.py), so what it returns is the decision. It has no
+branch and bound and does not use the domain with l2 and l1 balls: sound, looser than the native engine.
 """
 
 import contextlib
@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cure_ray.bounds.arithmetic import out_of_memory
+from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import Branching, Problem, Stage, check_domain
 from cure_ray.bounds.lirpa import compat
 from cure_ray.bounds.lirpa import graph as lirpa_graph
+from cure_ray.bounds.lirpa.magnitudes import magnitudes
+from cure_ray.bounds.native.rounding import LARGEST
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT, Box
@@ -86,7 +88,9 @@ class LirpaEngine:
         }
         self._bounded = self._wrap()
         with torch.no_grad():
-            self.num_classes = int(self._prepared.model(self._images(torch.zeros(1, *shape))).shape[1])
+            zeros = torch.zeros(1, *shape, dtype=torch.float64, device=self.device)
+            self.num_classes = int(self._prepared.model(self._images(zeros)).shape[1])
+            magnitudes(self._prepared.model, self._prepared.reach(zeros, 0.0))  # refuses what its rounding is not known of
 
     def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: Box | bool = UNIT) -> LirpaProblem:
         if tuple(x_BCHW.shape[1:]) != self.input_shape:
@@ -118,12 +122,17 @@ class LirpaEngine:
             lower = self._compute(self._wrap("matrix"), problem, C, stage)
         if lower.dtype != torch.float64 or lower.shape != C.shape[:2]:
             raise RuntimeError(f"auto_LiRPA returned {lower.dtype} {tuple(lower.shape)}, not {C.shape[:2]} float64")
+        lower = lower - self._rounding(problem, C)
         # A lower bound of +inf is no bound at all: it comes from an overflow.
         return torch.where(lower == math.inf, torch.full_like(lower, math.nan), lower)
 
+    def _rounding(self, problem: LirpaProblem, C: Tensor) -> Tensor:
+        """What the rounding of any of its passes can have added to the margins."""
+        return magnitudes(self._prepared.model, self._prepared.reach(problem.x, problem.threat.eps)).slack(C)
+
     def _compute(self, bounded: Any, problem: LirpaProblem, C: Tensor, stage: Stage) -> Tensor:
         gradients = torch.enable_grad() if stage == "alpha-crown" else torch.no_grad()
-        with _quiet_float64(), gradients:
+        with exact_arithmetic(), _quiet_float64(), gradients:
             image = self._lirpa.BoundedTensor(self._images(problem.x), self._perturbation(problem))
             lower, _ = bounded.compute_bounds(x=(image,), C=C, method=_METHODS[stage], bound_upper=False)
         return lower.detach()
@@ -172,6 +181,8 @@ def _check_network(network: nn.Module) -> None:
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"the network's {name} holds NaN or infinite values; nothing can be certified with it")
+        if tensor.is_floating_point() and bool((tensor.abs() > LARGEST).any()):
+            raise UserError(f"the network's {name} holds numbers beyond {LARGEST:.0e}; nothing can be certified with it")
 
 
 @contextlib.contextmanager

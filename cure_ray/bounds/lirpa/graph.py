@@ -34,10 +34,16 @@ class Prepared:
     model: nn.Module
     offset: Tensor  # [C, H, W]
     flat: bool
+    size: Tensor  # [C, H, W], bounds the magnitudes that were summed into the offset (rounding)
 
     def inputs(self, x: Tensor) -> Tensor:
         moved = x + self.offset
         return moved.flatten(1) if self.flat else moved
+
+    def reach(self, x: Tensor, eps: float) -> Tensor:
+        """Bounds the magnitudes of the model's inputs, and of what they were computed from."""
+        size = x.abs() + eps + self.size
+        return size.flatten(1) if self.flat else size
 
 
 class _Tracer(fx.Tracer):
@@ -55,7 +61,7 @@ def prepare(network: nn.Module, input_shape: tuple[int, int, int]) -> Prepared:
     graph_module = _trace(original)
     placeholder = _single_input(graph_module)
     scale = torch.ones(input_shape, dtype=torch.float64, device=_device(original))
-    node, scale, shift, flat = _walk(graph_module, placeholder, scale, torch.zeros_like(scale))
+    node, scale, shift, size, flat = _walk(graph_module, placeholder, scale)
     for user in _value_users(node):
         module = _first_affine(graph_module, user, flat)
         name = f"first_affine_{len(list(graph_module.children()))}"
@@ -67,7 +73,7 @@ def prepare(network: nn.Module, input_shape: tuple[int, int, int]) -> Prepared:
     graph_module.recompile()
     if bool((scale == 0).any()):
         raise UserError("auto_LiRPA engine: the network multiplies a pixel by zero before its first layer")
-    prepared = Prepared(graph_module, (shift / scale).view(input_shape), flat)
+    prepared = Prepared(graph_module, (shift / scale).view(input_shape), flat, (size / scale.abs()).view(input_shape))
     _must_agree(original, prepared, input_shape)
     return prepared
 
@@ -104,28 +110,30 @@ def _reads_shape_only(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim")
 
 
-def _walk(graph_module: fx.GraphModule, node: fx.Node, scale: Tensor, shift: Tensor) -> tuple[fx.Node, Tensor, Tensor, bool]:
-    """Follow the input through affine operations with constants: node = scale * x + shift (flattened or not)."""
-    flat = False
+def _walk(graph_module: fx.GraphModule, node: fx.Node, scale: Tensor) -> tuple[fx.Node, Tensor, Tensor, Tensor, bool]:
+    """Follow the input through affine operations with constants: node = scale * x + shift (flattened or not). `size` bounds the
+    magnitudes that were summed into the shift."""
+    shift, size, flat = torch.zeros_like(scale), torch.zeros_like(scale), False
     while True:
         users = _value_users(node)
         if len(users) != 1:
-            return node, scale, shift, flat
+            return node, scale, shift, size, flat
         user = users[0]
         module = graph_module.get_submodule(str(user.target)) if user.op == "call_module" else None
         if isinstance(module, Normalize):
             scale, shift = scale / module.std, (shift - module.mean) / module.std
+            size = (size + module.mean.abs()) / module.std.abs()
         elif isinstance(module, nn.Identity | nn.Dropout):
             pass  # a dropout in eval mode is the identity
         elif _is_flatten(user, module):
-            scale, shift, flat = scale.flatten(), shift.flatten(), True
+            scale, shift, size, flat = scale.flatten(), shift.flatten(), size.flatten(), True
         elif user.op in ("call_function", "call_method") and user.target in _AFFINE_OPS and len(user.args) == 2:
-            folded = _fold_constant(graph_module, user, node, scale, shift)
+            folded = _fold_constant(graph_module, user, node, scale, shift, size)
             if folded is None:
-                return node, scale, shift, flat
-            scale, shift = folded
+                return node, scale, shift, size, flat
+            scale, shift, size = folded
         else:
-            return node, scale, shift, flat
+            return node, scale, shift, size, flat
         node = user
 
 
@@ -143,9 +151,9 @@ def _is_flatten(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def _fold_constant(
-    graph_module: fx.GraphModule, user: fx.Node, node: fx.Node, scale: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """(scale, shift) after `user`, or None if its other operand is not a constant that keeps the shape of the image."""
+    graph_module: fx.GraphModule, user: fx.Node, node: fx.Node, scale: Tensor, shift: Tensor, size: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(scale, shift, size) after `user`, or None if its other operand is not a constant that keeps the shape of the image."""
     kind = _AFFINE_OPS[user.target]
     first = user.args[0] is node
     constant = _constant(graph_module, user.args[1] if first else user.args[0], scale)
@@ -155,14 +163,15 @@ def _fold_constant(
         full = constant.expand(1, *scale.shape)[0] if constant.dim() > scale.dim() else constant.expand(scale.shape)
     except RuntimeError:
         return None
-    table: dict[tuple[str, bool], Callable[[], tuple[Tensor, Tensor]]] = {
-        ("add", True): lambda: (scale, shift + full),
-        ("add", False): lambda: (scale, shift + full),
-        ("sub", True): lambda: (scale, shift - full),
-        ("sub", False): lambda: (-scale, full - shift),
-        ("mul", True): lambda: (scale * full, shift * full),
-        ("mul", False): lambda: (scale * full, shift * full),
-        ("div", True): lambda: (scale / full, shift / full),
+    sum_of_sizes = size + full.abs()
+    table: dict[tuple[str, bool], Callable[[], tuple[Tensor, Tensor, Tensor]]] = {
+        ("add", True): lambda: (scale, shift + full, sum_of_sizes),
+        ("add", False): lambda: (scale, shift + full, sum_of_sizes),
+        ("sub", True): lambda: (scale, shift - full, sum_of_sizes),
+        ("sub", False): lambda: (-scale, full - shift, sum_of_sizes),
+        ("mul", True): lambda: (scale * full, shift * full, size * full.abs()),
+        ("mul", False): lambda: (scale * full, shift * full, size * full.abs()),
+        ("div", True): lambda: (scale / full, shift / full, size / full.abs()),
     }
     rule = table.get((kind, first))
     return None if rule is None else rule()
@@ -208,6 +217,8 @@ def _scaled(module: nn.Conv2d | nn.Linear, scale: Tensor) -> nn.Module:
             )
         scale = per_channel
     scaled.weight = nn.Parameter(module.weight * scale, requires_grad=False)
+    if bool(((module.weight != 0) & (scaled.weight == 0)).any()):
+        raise UserError("auto_LiRPA engine: folding the input normalisation turns a weight into 0: its numbers are too small")
     return scaled
 
 
