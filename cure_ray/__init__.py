@@ -10,6 +10,8 @@ __version__ = "0.3.0"
 if TYPE_CHECKING:
     from cure_ray.api.certify import CertificationResult as CertificationResult
     from cure_ray.api.certify import certify as certify
+    from cure_ray.api.radius import RadiusResult as RadiusResult
+    from cure_ray.api.radius import radius as radius
     from cure_ray.api.report import report as report
     from cure_ray.api.results import Results as Results
     from cure_ray.api.results import load_results as load_results
@@ -28,6 +30,7 @@ _HOMES = {
     "CertificationResult": "api.certify",
     "Experiment": "config",
     "Patch": "threats",
+    "RadiusResult": "api.radius",
     "Results": "api.results",
     "Run": "api.train",
     "Transformation": "threats",
@@ -35,6 +38,7 @@ _HOMES = {
     "certify": "api.certify",
     "load_experiment": "config",
     "load_results": "api.results",
+    "radius": "api.radius",
     "report": "api.report",
     "sweep": "api.sweep",
     "train": "api.train",

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cure_ray import __version__
-from cure_ray.commands import certify, data, doctor, export, fsck, quickstart, report, show, status, submit, sweep, train
+from cure_ray.commands import certify, data, doctor, export, fsck, quickstart, radius, report, show, status, submit, sweep, train
 from cure_ray.errors import SoundnessError, UserError, storage_full
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("certify")(certify.certify)
+app.command("radius")(radius.radius)
 app.command("fsck")(fsck.fsck)
 app.command("sweep")(sweep.sweep)
 app.command("status")(status.status)

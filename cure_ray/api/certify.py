@@ -121,6 +121,19 @@ def certify(
     >>> bool(result.witness(1, "linf=0.1").sum() < 1)
     True
     """
+    return run(build(network, images, labels, threats, samples, out, **options))
+
+
+def build(
+    network: "Network | Iterable[Network]",
+    images: "Images | None",
+    labels: "Labels | None",
+    threats: str | Sequence[Threat] | None,
+    samples: int | Sequence[int] | None,
+    out: str | Path | None,
+    **options: Unpack[Options],
+) -> CertificationRequest:
+    """The typed form of what was asked for in words."""
     given: dict[str, Any] = {**options}
     source = _part(("split", "data_dir", "best"), given)
     found = subjects(network, given_samples(images, labels, source.get("split", "test")), **source)
@@ -130,7 +143,7 @@ def certify(
     if given:
         unknown = next(iter(given))
         raise UserError(f"certify has no option {unknown!r}.{nearest(unknown, [*Options.__annotations__])}")
-    return run(asked)
+    return asked
 
 
 def _part(names: type | Sequence[str], given: dict[str, Any]) -> dict[str, Any]:

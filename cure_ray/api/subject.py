@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cure_ray.api.sweep import SweepResult, Trial
 
-    Network: TypeAlias = nn.Module | RunResult | Checkpoint | Trial | SweepResult | str | Path
+    Network: TypeAlias = "Subject | nn.Module | RunResult | Checkpoint | Trial | SweepResult | str | Path"
     Images: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path
     Labels: TypeAlias = Tensor | np.ndarray[Any, Any] | list[int]
 
@@ -82,6 +82,8 @@ def subjects(
     network: "Network | Iterable[Network]", samples: Samples | None, split: str = "test", data_dir: str | Path | None = None, best: int = 1
 ) -> list[Subject]:
     """Everything a person may point at; a sweep stands for its best trials, several networks for one subject each."""
+    if isinstance(network, Subject):
+        return [network]
     if isinstance(network, nn.Module):
         return [module_subject(network, _needed(samples, "a torch module"))]
     if isinstance(network, Checkpoint | RunResult):

@@ -80,7 +80,7 @@ def certify(
     from cure_ray.api.certify import default_directory, run
     from cure_ray.api.request import Cascade, CertificationRequest, Execution, parse_seconds, parse_stages
 
-    found = _subjects(checkpoint, network, weights, onnx, data, split, data_dir, best)
+    found = pointed_at(checkpoint, network, weights, onnx, data, split, data_dir, best)
     result = run(
         CertificationRequest(
             found,
@@ -114,7 +114,7 @@ def certify(
     print(f"verdicts: {result.store.root}/verdicts")
 
 
-def _subjects(
+def pointed_at(
     checkpoint: list[Path] | Path | None, network: str | None, weights: Path | None, onnx: Path | None, data: Path | None, split: str,
     data_dir: Path | None, best: int,
 ) -> "tuple[Subject, ...]":  # fmt: skip
