@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import torch
 from soundness_networks import designed_network, random_network, tied_network
+from soundness_numerics import check_numerics
 from soundness_points import points, preactivations, true_margins, worst_points
 from torch import Tensor
 
@@ -109,6 +110,7 @@ def check_radius_zero(case: SimpleNamespace) -> None:
 
 def check_compact() -> None:
     """Minutes of testing in seconds: used on every mutant."""
+    check_numerics()
     check_ties()
     check_radius_zero(designed_network(0))
     for norm, eps in THREATS:
