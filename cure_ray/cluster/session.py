@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cure_ray.cluster.embedded import embedded_ray, keep_signals
+from cure_ray.config.factories import ALLOW
 from cure_ray.errors import UserError
 
 # Read by Ray when it is imported or started, and inherited by every process it starts: set before `import ray`.
@@ -51,13 +52,18 @@ def _cluster_address(address: str | None) -> str | None:
     return None if address in (None, "", "local") else address
 
 
+def _allowed_code() -> dict[str, Any] | None:
+    """A cluster's processes do not inherit our environment: what may run here may run there."""
+    return {"env_vars": {ALLOW: os.environ[ALLOW]}} if os.environ.get(ALLOW) else None
+
+
 @contextmanager
 def _joined_cluster(address: str) -> Iterator[None]:
     import ray
 
     try:
         with keep_signals():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_allowed_code())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

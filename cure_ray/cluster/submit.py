@@ -4,13 +4,15 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cure_ray.config import resolve
+from cure_ray.config.factories import check_allowed, comes_from
 from cure_ray.errors import UserError
-from cure_ray.search.space import load_sweep
+from cure_ray.search.space import base_data, load_sweep
 
 PATIENCE = 60.0  # seconds a starting head may take to accept jobs
 # What must not travel: Ray refuses a working directory of more than 500 MB, and results have their own place.
@@ -51,17 +53,29 @@ def project_root(sweep: Path) -> Path:
     return sweep.absolute().parent
 
 
-def entrypoint(sweep: Path, root: Path, out: str | None, data_dir: str | None) -> str:
+def entrypoint(sweep: Path, root: Path, out: str | None, data_dir: str | None, allowed: Sequence[str] = ()) -> str:
     """The command the cluster runs; paths in it are the cluster's."""
     words = ["python", "-m", "cure_ray", "sweep", str(sweep.absolute().relative_to(root)), "--address", "auto"]
     words += ["--out", out] if out else []
     words += ["--data-dir", data_dir] if data_dir else []
+    words += [word for module in allowed for word in ("--allow-code", module)]
     return shlex.join(words)
 
 
-def submit_sweep(sweep: Path, address: str, out: str | None = None, data_dir: str | None = None) -> Submitted:
+def check_code(factory: str | None, root: Path) -> None:
+    """A network's code travels with the job from the directory it is shipped from; any other must be there already, and be allowed."""
+    if factory is None:
+        return
+    check_allowed(factory)
+    if comes_from(factory, Path.cwd()) and not comes_from(factory, root):
+        raise UserError(f"{factory} lies in {Path.cwd()}, but the job ships {root}: put its module there, beside the sweep")
+
+
+def submit_sweep(sweep: Path, address: str, out: str | None = None, data_dir: str | None = None, allowed: Sequence[str] = ()) -> Submitted:
     """Check the sweep here, ship the code, start it there. `out` should be a path all nodes share; it must not be relative."""
-    name = load_sweep(sweep).name
+    search = load_sweep(sweep)
+    name = search.name
+    check_code(resolve(base_data(search)).network.factory, project_root(sweep))
     if out is None or not os.path.isabs(out):
         raise UserError(
             f"--out {out or '(not given)'}: on a cluster the sweep's directory must be an absolute path that every node sees, for example "
@@ -78,7 +92,7 @@ def submit_sweep(sweep: Path, address: str, out: str | None = None, data_dir: st
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            command = entrypoint(sweep, root, out, data_dir)
+            command = entrypoint(sweep, root, out, data_dir, allowed)
             return Submitted(address, client.submit_job(entrypoint=command, runtime_env=environment, metadata={"cure_ray_sweep": name}))
         except (RuntimeError, ValueError) as error:
             if "try again later" not in str(error) or time.monotonic() > deadline:  # a head that has just started says so

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cure_ray.commands.train import DataDirOption
+from cure_ray.commands.train import AllowCodeOption, DataDirOption
 from cure_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def certify(
         bool, typer.Option("--separate-logits", help="Transformations: compare bounds of single logits, as CGT does; looser.")
     ] = False,
     data_dir: DataDirOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the table.")] = False,
 ) -> None:
     """Certify a network for l_inf, l2, l1 and their union, geometric transformations and patches.

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cure_ray.commands.sweep import AddressOption
+from cure_ray.commands.train import AllowCodeOption
 from cure_ray.errors import UserError
 
 
@@ -14,6 +15,7 @@ def doctor(
     plan: Annotated[str | None, typer.Option("--plan", help="The experiment or preset to come: it must fit the disk.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="How many runs of it.")] = 1,
     address: AddressOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
 ) -> None:
     """Check versions, storage, disk, GPUs, TF32, authentication and the dashboard on every node; every finding says what to do.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cure_ray.commands.train import DataDirOption
+from cure_ray.commands.train import AllowCodeOption, DataDirOption
 from cure_ray.errors import UserError
 
 
@@ -18,6 +18,7 @@ def export(
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     timeout: Annotated[float, typer.Option(min=0, help="Seconds per instance, for instances.csv.")] = 300.0,
     data_dir: DataDirOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
 ) -> None:
     """Export a trained network and its properties to other verifiers.
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cure_ray.commands.train import DataDirOption
+from cure_ray.commands.train import AllowCodeOption, DataDirOption
 from cure_ray.errors import UserError
 
 
@@ -13,6 +13,7 @@ def fsck(
     repair: Annotated[bool, typer.Option("--repair", help="Delete what is broken or foreign, and compute what is missing.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Repair on so many Ray workers; 1: in this process.")] = 1,
     data_dir: DataDirOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
 ) -> None:
     """Check every shard, row and witness of a store against what its runs set out to do.
 

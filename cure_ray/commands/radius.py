@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cure_ray.commands.certify import pointed_at
-from cure_ray.commands.train import DataDirOption
+from cure_ray.commands.train import AllowCodeOption, DataDirOption
 
 
 def radius(
@@ -29,6 +29,7 @@ def radius(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     table: Annotated[Path | None, typer.Option(help="Write one row per image to this .csv file.")] = None,
     data_dir: DataDirOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
     """The largest certified and the smallest falsified radius of every image, by bisection.

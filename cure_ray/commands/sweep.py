@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cure_ray.commands.train import DataDirOption
+from cure_ray.commands.train import AllowCodeOption, DataDirOption
 
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A running Ray cluster (auto, or host:port); default: RAY_ADDRESS, else this machine.")
@@ -18,6 +18,7 @@ def sweep(
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Another budget than the file's.")] = None,
     address: AddressOption = None,
     data_dir: DataDirOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
     """Search settings for the best union certified accuracy on a validation split.

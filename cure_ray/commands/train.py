@@ -16,12 +16,29 @@ DataDirOption = Annotated[
 ]
 
 
+def _allow(modules: list[str]) -> list[str]:
+    from cure_ray.config.factories import allow_code
+
+    allow_code(modules)
+    return modules
+
+
+AllowCodeOption = Annotated[
+    list[str],
+    typer.Option(
+        "--allow-code", metavar="MODULE", callback=_allow,
+        help="Let network.factory run code of this module though it is outside the working directory; repeatable.",
+    ),
+]  # fmt: skip
+
+
 def train(
     experiment: ExperimentArgument,
     override: SetOption = [],  # noqa: B006 - typer reads the default, nothing mutates it
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; by default runs/NAME-seedS-HASH.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")] = False,
     data_dir: DataDirOption = None,
+    allow_code: AllowCodeOption = [],  # noqa: B006 - the option's callback acts on it
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
     """Train one network.

@@ -120,6 +120,7 @@ class Experiment(Model):
         content = self.model_dump(mode="json", exclude={"name", "origin", "execution", "certification"})
         if self.dataset.content is not None:
             content["dataset"] = {key: value for key, value in content["dataset"].items() if key not in ("name", "path")}
+        content["network"].pop("factory", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -23,8 +23,18 @@ PRESETS = tuple(sorted(p.name.removesuffix(".yaml") for p in resources.files("cu
 PROFILES = ("paper", "authors")
 
 
+# Choosing one's own data set or network takes the place of what was chosen, or written, about another one.
+_REPLACES = {
+    "path": ("content", "name", "crop"),
+    "factory": ("code", "arguments", "name", "width", "batch_norm", "last_conv_stride"),
+}
+
+
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
+    for own, replaced in _REPLACES.items():
+        if own in over and over[own] != base.get(own):
+            merged = {key: value for key, value in merged.items() if key not in replaced}
     for key, value in over.items():
         old = merged.get(key)
         merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
@@ -72,8 +82,6 @@ def resolve(data: Mapping[str, Any]) -> Experiment:
     base: dict[str, Any] = {}
     for part in (parts.get("base"), authors.get("base"), row.defaults, parts.get(method), authors.get(method)):
         base = _merge(base, part or {})
-    if "path" in data.get("dataset", {}):  # one's own images replace the preset's
-        base["dataset"] = {k: v for k, v in base.get("dataset", {}).items() if k not in ("name", "crop")}
     idle = inactive_fields(cast(Any, method), str(user_training.get("base", "max")))
     base["training"] = {k: v for k, v in base.get("training", {}).items() if k not in idle}
     merged = _merge(base, data)

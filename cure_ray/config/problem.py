@@ -4,14 +4,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from cure_ray.catalogue.own import own_name, read_own
 from cure_ray.catalogue.published import PUBLISHED, DatasetRow, Shape
 from cure_ray.config._base import Model, Positive, Radius
+from cure_ray.config.factories import source_digest, split_factory
 from cure_ray.errors import nearest
 from cure_ray.threats.box import Box
 from cure_ray.threats.norms import NORMS, Norm
+
+NETWORKS = ("cnn7", "conv-small", "mlp")
 
 
 def _is_none(value: Any) -> bool:
@@ -149,8 +152,22 @@ class Dataset(Model):
 class NetworkConfig(Model):
     """Which architecture."""
 
-    name: Literal["cnn7", "conv-small", "mlp"] = Field(
-        "conv-small", description="cnn7 is the paper's network; conv-small and mlp are for CPUs and tests."
+    factory: str | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="Your own network instead: package.module:function, which returns a torch.nn.Sequential of the layers bounds are known for (docs/guide/own.md). Its code runs: it must lie in the working directory, or be allowed with --allow-code.",
+    )
+    arguments: dict[str, JsonValue] | None = Field(
+        None, exclude_if=_is_none, description="Keyword arguments of the factory, e.g. {width: 32}."
+    )
+    code: str | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="Written by cure-ray: digest of the factory's source (its module and what that imports of your own), which is part of the experiment's hash; the module's name is not.",
+    )
+    name: str = Field(
+        "conv-small",
+        description="cnn7 is the paper's network; conv-small and mlp are for CPUs and tests. With `factory`: the function's name.",
     )
     width: Positive = Field(1.0, description="Multiplier of all channel and hidden widths.")
     batch_norm: bool = Field(True, description="BN between every affine layer and its ReLU (conv-small and mlp; cnn7 always has it).")
@@ -159,8 +176,31 @@ class NetworkConfig(Model):
     )
     last_conv_stride: Literal[1, 2] = Field(1, description="cnn7 only (A1): stride of the fifth convolution.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _describe(cls, data: Any) -> Any:
+        """Look up a factory's source, unless the experiment says already what it was. Nothing is run."""
+        if not isinstance(data, dict) or not isinstance(data.get("factory"), str):
+            return data
+        _, function = split_factory(data["factory"])
+        return {**data, "name": function, "code": data.get("code") or source_digest(data["factory"])}
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("factory") is None and value not in NETWORKS:
+            raise ValueError(f"unknown network.{nearest(value, NETWORKS)} Your own is given by network.factory")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.factory is None and (self.arguments is not None or self.code is not None):
+            raise ValueError("arguments and code belong to network.factory, which is missing")
+        if self.factory is not None:
+            for name in {"width", "batch_norm", "last_conv_stride"} & self.model_fields_set:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} has no effect with network.factory: give it as one of network.arguments")
+            return self
         if self.name == "cnn7" and not self.batch_norm:
             raise ValueError("cnn7 always has batch normalisation; use conv-small or mlp for networks without it")
         if self.name != "cnn7" and self.last_conv_stride != 1:

@@ -1,6 +1,5 @@
 """Networks and images that were made elsewhere: a factory by name, weights by file, images in an .npz."""
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cure_ray.catalogue.own import checked_images, read_npz
+from cure_ray.config.factories import import_function
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.runs.checkpoints import load_weights
@@ -20,15 +20,7 @@ from cure_ray.threats.box import UNIT, Box
 
 def load_foreign_network(factory: str, weights: Path | None) -> nn.Module:
     """Call `package.module:factory` and load its weights; in eval mode. Pickled weights are read with weights_only."""
-    module_name, _, attribute = factory.partition(":")
-    if not attribute:
-        raise UserError(f"--network must look like package.module:factory, got {factory!r}")
-    try:
-        make = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise UserError(f"--network {factory}: cannot import {module_name} ({error}); set PYTHONPATH to where it is") from error
-    except AttributeError:
-        raise UserError(f"--network {factory}: {module_name} has no {attribute!r}") from None
+    make = import_function(factory, f"--network {factory}")
     try:
         network = make()
     except TypeError as error:

@@ -5,6 +5,7 @@ import torch
 from cure_ray import seeding
 from cure_ray.config import Dataset, Experiment, NetworkConfig
 from cure_ray.networks.models import Network, cnn7, conv_small, ibp_init, mlp
+from cure_ray.networks.own import own_network
 
 
 def build_network(config: NetworkConfig, dataset: Dataset, seed: int) -> Network:
@@ -12,7 +13,9 @@ def build_network(config: NetworkConfig, dataset: Dataset, seed: int) -> Network
     shape, classes, mean, std = dataset.input_shape, dataset.num_classes, dataset.row.mean, dataset.row.std
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "init"))
-        if config.name == "cnn7":
+        if config.factory is not None:
+            network = own_network(config, shape, classes)
+        elif config.name == "cnn7":
             network = cnn7(shape, classes, mean, std, config.width, config.last_conv_stride)
         else:
             make = conv_small if config.name == "conv-small" else mlp

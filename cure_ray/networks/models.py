@@ -113,7 +113,7 @@ def mlp(
 @torch.no_grad()
 def ibp_init(network: nn.Sequential, generator: torch.Generator | None = None) -> None:
     """Weights ~ Normal(0, sqrt(2 pi) / fan_in) in every affine layer but the last, which keeps PyTorch's default."""
-    affine = [m for m in network if isinstance(m, nn.Conv2d | nn.Linear)]
+    affine = [m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     for layer in affine[:-1]:
         fan_in = layer.weight[0].numel()
         layer.weight.normal_(0.0, math.sqrt(2 * math.pi) / fan_in, generator=generator)

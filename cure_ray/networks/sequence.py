@@ -16,6 +16,13 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 KNOWN = (Normalize, nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten)
 GRAMMAR = "a network is: Normalize if any, then Conv2d or Linear, BatchNorm if any, ReLU, repeated; Flatten before Linear; Linear last"
 _DROPOUT = (nn.Dropout, nn.Dropout2d)
+_INSTEAD = {
+    **dict.fromkeys(("MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d"), "use a convolution with a stride"),
+    **dict.fromkeys(("LeakyReLU", "GELU", "SiLU", "ELU", "Tanh", "Sigmoid", "Hardtanh", "ReLU6", "PReLU", "Softplus"), "use ReLU"),
+    **dict.fromkeys(("GroupNorm", "LayerNorm", "InstanceNorm2d", "SyncBatchNorm"), "use BatchNorm"),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), "leave it out, losses and certificates are about logits"),
+    **dict.fromkeys(("Dropout", "Dropout2d"), "leave it out in training"),
+}
 
 
 class UnreadableNetworkError(UserError):
@@ -65,7 +72,8 @@ def read_blocks(network: nn.Module, flat: bool = False) -> Blocks:
         if kind is nn.Identity or (kind in _DROPOUT and not module.training):
             continue
         if kind not in KNOWN:
-            raise _refuse(position, module, "leave it out for training" if kind in _DROPOUT else "this layer is not understood")
+            instead = _INSTEAD.get(kind.__name__)
+            raise _refuse(position, module, "this layer is not understood" + (f", {instead}" if instead else ""))
         if isinstance(module, Normalize):
             if blocks or normalize is not None or flat:
                 raise _refuse(position, module, "Normalize is understood only as the first layer")

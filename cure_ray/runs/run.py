@@ -94,6 +94,12 @@ def claim_directory(directory: Path, experiment: Experiment, resume: bool) -> No
         raise kind(f"cannot write to {directory}: {error.strerror}. Choose another --out.") from None
 
 
+def check_own_network(experiment: Experiment) -> None:
+    """Before a directory is claimed: a user's own network that is refused will be another one the next time."""
+    if experiment.network.factory is not None:
+        new_network(experiment)
+
+
 def check_disk(directory: Path, experiment: Experiment) -> None:
     """Enough room for the checkpoints that are kept and the one being written?"""
     branches = 2 if experiment.training.uses_projection and experiment.training.nt_optimizer == "separate" else 1
@@ -221,6 +227,7 @@ def train_run(
     """
     device = seeding.resolve_device(experiment.execution.device)
     seeding.make_deterministic(experiment.execution.threads)
+    check_own_network(experiment)
     claim_directory(directory, experiment, resume)
     check_disk(directory, experiment)
     images = load_dataset(experiment.dataset, "train", data_dir).to(device)

@@ -92,6 +92,11 @@ class Sweep(Model):
     def identity(self) -> str:
         """What makes two sweeps the same one. Budgets, concurrency, storage and loggers may change between calls."""
         content = self.model_dump(mode="json", by_alias=True, exclude={"trials", "hours", "concurrency", "storage", "wandb", "mlflow"})
+        if isinstance(self.base, dict):  # one's own images and code are known by their content, not by their place
+            for section, place, written in (("dataset", "path", "content"), ("network", "factory", "code")):
+                own = content["base"].get(section)
+                if isinstance(own, dict) and own.get(written):
+                    content["base"][section] = {key: value for key, value in own.items() if key != place}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
@@ -170,6 +175,17 @@ def base_data(sweep: Sweep) -> dict[str, Any]:
     return _read_mapping(Path(sweep.base))
 
 
+def pinned(sweep: Sweep) -> Sweep:
+    """The sweep with the user's own images and code written out as they are now: the same in every process, and part of its identity."""
+    data, base = base_data(sweep), resolve(base_data(sweep))
+    own: dict[str, Any] = {}
+    if base.dataset.content is not None:
+        own["dataset"] = base.dataset.model_dump(mode="json", include={"path", "content", "name"})
+    if base.network.factory is not None:
+        own["network"] = base.network.model_dump(mode="json", include={"factory", "code", "arguments"})
+    return sweep.model_copy(update={"base": _merge(data, own)}) if own else sweep
+
+
 def experiment_at(sweep: Sweep, point: Point, number: int, seed: int) -> Experiment:
     """The experiment of a trial: the base with the point laid over it, one seed, and a name of its own."""
     data = _merge(base_data(sweep), nested(point))
@@ -188,7 +204,7 @@ def _check_paths(sweep: Sweep) -> None:
         keys = tuple(path.split("."))
         owner = model_at(Experiment, keys)
         known = list(owner.model_fields) if owner is not None else list(Experiment.model_fields)
-        if path in SHORT or (owner is not None and keys[-1] in known):
+        if path in SHORT or (owner is not None and keys[-1] in known) or path.startswith("network.arguments."):
             continue
         raise UserError(f"space: {path}: unknown field.{nearest(keys[-1], known)} `cure-ray config` lists all fields.")
     for path in sweep.space:
@@ -250,6 +266,6 @@ def load_sweep(path: str | Path | Mapping[str, Any]) -> Sweep:
         _check_paths(sweep)
         ordered(sweep.space)
         _check_points(sweep, resolve(base_data(sweep)))
+        return pinned(sweep)
     except UserError as error:
         raise UserError(f"{'the sweep' if isinstance(path, Mapping) else path}:\n{error}") from None
-    return sweep

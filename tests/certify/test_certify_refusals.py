@@ -24,7 +24,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"budget": "soon"}, "not a time"),
     ({"engine": "natve"}, "Did you mean 'native'"),
     ({"network": "certify_tiny"}, "package.module:factory"),
-    ({"network": "certify_tiny:nothing"}, "has no 'nothing'"),
+    ({"network": "certify_tiny:nothing"}, "has no function 'nothing'"),
     ({"network": "no_such_module:f"}, "cannot import"),
     ({"network": "certify_tiny:digits"}, "not a torch module"),
     ({"weights": Path("nowhere.safetensors")}, "no such file"),

@@ -24,7 +24,7 @@ from cure_ray.errors import NoRoomError, UserError, storage_full
 from cure_ray.runs.checkpoints import list_checkpoints
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.progress import TrainingReporter
-from cure_ray.runs.run import RunResult, StoppedError, check_disk, claim_directory, newest_intact, prune
+from cure_ray.runs.run import RunResult, StoppedError, check_disk, check_own_network, claim_directory, newest_intact, prune
 
 SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; ours is the directory itself
 
@@ -166,6 +166,7 @@ def train_parallel(
     directory = directory.absolute()
     data_dir = data_dir or os.environ.get("CURE_RAY_DATA")
     data = str(Path(data_dir).absolute()) if data_dir else None
+    check_own_network(experiment)
     claim_directory(directory, experiment, resume)
     check_disk(directory, experiment)
     load_dataset(experiment.dataset, "train", data)  # fetched once, and missing data is said before anything starts

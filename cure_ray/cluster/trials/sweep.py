@@ -12,11 +12,12 @@ from cure_ray.cluster.trials.driver import Driver
 from cure_ray.cluster.trials.trial import need_of
 from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
+from cure_ray.networks.build import new_network
 from cure_ray.runs.run import StoppedError, stop_on_signals
 from cure_ray.search.layout import SWEEP
 from cure_ray.search.ledger import Ledger, Say
 from cure_ray.search.ranking import ranked
-from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
+from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, pinned
 from cure_ray.search.study import claim, counted, submission
 
 
@@ -41,7 +42,10 @@ def run_sweep(
     data_dir = data_dir or os.environ.get("CURE_RAY_DATA")
     data = str(Path(data_dir).absolute()) if data_dir else None
     say: Say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
-    load_dataset(resolve(base_data(sweep)).dataset, "validation", data)  # fetched once; missing, it would fail every trial for good
+    sweep = pinned(sweep)
+    base = resolve(base_data(sweep))
+    new_network(base)  # what cannot be built, or may not run, would fail every trial for good
+    load_dataset(base.dataset, "validation", data)  # fetched once; missing, the same
     claim(directory, sweep)
     # The submission ends last: its trials are free for other calls once the session has ended their processes.
     with submission(directory, {"sweep": sweep.name}) as me, session(address) as where, stop_on_signals() as stop:
