@@ -1,5 +1,6 @@
 """A certification under way: its jobs and shards, and the one place that chooses between this process and Ray."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from cure_ray.api.subject import Subject
 from cure_ray.certification.balls import Certifier
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.job import Job, Shard, plan
+from cure_ray.certification.pace import Pace
 from cure_ray.certification.shard import certify_shard
 from cure_ray.results.store import Store
 from cure_ray.runs.run import StoppedError, stop_on_signals
@@ -83,11 +85,14 @@ def execute(store: Store, tasks: Sequence[Task], execution: Execution) -> None:
 
 def _here(store: Store, tasks: Sequence[Task], execution: Execution, bundles: Path, reporter: Reporter) -> None:
     finished, device = 0, placed(execution)
+    pace = Pace(shard for task in tasks for shard in task.shards)
+    reporter.begin(pace)
     for task in tasks:
         engine = make_engine(task.job.engine, task.subject.network, device, task.subject.input_shape)
         network = task.subject.network.to(device)
         certifier = Certifier(engine, network, task.job.settings, task.job.seed, bundles, reporter, device)
-        for shard in task.shards:
+        for shard in pace.one_of_each_first(task.shards):
+            began = time.perf_counter()
             try:
                 rows = certify_shard(certifier, shard, task.subject.samples, lambda image: store.write_witness(image.numpy()))
                 store.write(shard, rows)
@@ -97,6 +102,7 @@ def _here(store: Store, tasks: Sequence[Task], execution: Execution, bundles: Pa
                 kept = f"{finished} of {sum(len(t.shards) for t in tasks)} shards are finished and kept in {store.root}"
                 raise StoppedError(f"stopped. {kept}; run the same command to continue.") from None
             finished += 1
+            pace.learn(shard, time.perf_counter() - began)
 
 
 def _on_ray(store: Store, tasks: Sequence[Task], execution: Execution, bundles: Path, reporter: Reporter) -> None:

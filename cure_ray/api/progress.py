@@ -7,11 +7,27 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from cure_ray.certification.pace import Pace, Watcher
+
+LINE_SECONDS = 30.0
 
 
-class Reporter:
-    """A bar with the samples each stage decided and an ETA on a terminal; elsewhere one plain line per half minute."""
+class _Left(ProgressColumn):
+    """The time left, which goes by between decisions too."""
+
+    def __init__(self, reporter: "Reporter") -> None:
+        super().__init__()
+        self.reporter = reporter
+
+    def render(self, task: Task) -> Text:
+        return Text(self.reporter.left())
+
+
+class Reporter(Watcher):
+    """A bar with the samples each stage decided and the time left on a terminal; elsewhere one plain line per half minute."""
 
     def __init__(self, total: int, quiet: bool) -> None:
         self.total, self.quiet, self.resumed = total, quiet, 0
@@ -19,7 +35,8 @@ class Reporter:
         self.console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         self.task: Any = None
-        self.started = self.spoken = time.monotonic()
+        self.pace: Pace | None = None
+        self.spoken = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -34,19 +51,27 @@ class Reporter:
             self.console.print(f"{resumed} of {self.total} verdicts are there already")
         if self.console.is_terminal and not self.quiet:
             self.bar = Progress(
-                TextColumn("certifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[by]}"),
-                console=self.console, transient=True,
+                TextColumn("certifying"), BarColumn(), MofNCompleteColumn(), _Left(self),
+                TextColumn("{task.fields[by]}"), console=self.console, transient=True,
             )  # fmt: skip
             self.bar.start()
             self.task = self.bar.add_task("", total=self.total, completed=resumed, by="")
 
+    def begin(self, pace: Pace) -> None:
+        self.pace = pace
+
+    def left(self) -> str:
+        seconds = self.pace.seconds_left_now() if self.pace is not None else None
+        if seconds is None:
+            return ""
+        return f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+
     def __call__(self, stage: str, decided: int) -> None:
         self.decided[stage] += decided
         by = ", ".join(f"{s} {n}" for s, n in self.decided.items() if n)
-        seen = sum(self.decided.values())
+        seen = self.resumed + sum(self.decided.values())
         if self.bar is not None:
-            self.bar.update(self.task, completed=min(self.total, self.resumed + seen), by=by)
-        elif not self.quiet and time.monotonic() - self.spoken > 30:
-            self.spoken = time.monotonic()
-            left = (self.total - self.resumed - seen) * (self.spoken - self.started) / max(seen, 1)
-            self.console.print(f"decided {self.resumed + seen} of {self.total} ({by}); about {left / 60:.0f} min left")
+            self.bar.update(self.task, completed=min(self.total, seen), by=by)
+        elif not self.quiet and time.monotonic() - self.spoken > LINE_SECONDS:
+            self.spoken, left = time.monotonic(), self.left()
+            self.console.print(f"decided {seen} of {self.total} ({by})" + (f"; {left}" if left else ""))

@@ -8,7 +8,7 @@ no access to the store, which may therefore be any place the caller can write.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from cure_ray.certification.balls import Certifier
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.job import Shard
+from cure_ray.certification.pace import Pace, Watcher
 from cure_ray.certification.shard import certify_shard
 from cure_ray.certification.verdict import Verdict
 from cure_ray.cluster.session import Need, require, session
@@ -27,7 +28,6 @@ from cure_ray.data.samples import Samples
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.results.store import Store
 
-Progress = Callable[[str, int], None]
 START_SECONDS = 120.0  # patience with slow nodes before the first shards go out
 MAX_DEATHS = 3  # of workers over one shard: a shard that kills every worker it meets must end in a message
 
@@ -101,20 +101,11 @@ class _Queue:
     """Shards waiting, dearest first as far as finished ones tell: the last shard to end should be a cheap one."""
 
     waiting: list[Shard]
-    spent: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
-
-    @staticmethod
-    def _kind(shard: Shard) -> tuple[str, str]:
-        return shard.job.run_id, "+".join(map(str, shard.threats))
-
-    def learn(self, shard: Shard, seconds: float) -> None:
-        known = self.spent[self._kind(shard)]
-        known[0] += seconds
-        known[1] += len(shard.indices)
+    pace: Pace
 
     def _price(self, shard: Shard) -> float:
-        seconds, samples = self.spent[self._kind(shard)]
-        return seconds / samples * len(shard.indices) if samples else float("inf")  # unknown kinds first, to learn their price
+        price = self.pace.price(shard)
+        return float("inf") if price is None else price  # unknown kinds first, to learn their price
 
     def take(self) -> Shard:
         dearest = max(range(len(self.waiting)), key=lambda i: (self._price(self.waiting[i]), -i))
@@ -129,7 +120,7 @@ def certify_shards(
     threads: int = 1,
     gpus: float = 0.0,
     address: str | None = None,
-    progress: Progress = lambda stage, decided: None,
+    progress: Watcher = Watcher(),  # noqa: B008 - it keeps nothing
     stop: Callable[[], None] = lambda: None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
@@ -137,12 +128,15 @@ def certify_shards(
 
     `stop` may raise between shards; `ready` is called when all workers stand.
     """
-    queue = _Queue([shard for _, shards in work for shard in shards])
-    if not queue.waiting:
+    every = [shard for _, shards in work for shard in shards]
+    if not every:
         return
-    need = Need(min(workers, len(queue.waiting)), float(threads), gpus)
+    need = Need(min(workers, len(every)), float(threads), gpus)
+    queue = _Queue(every, Pace(every, need.workers))
     with session(address):
-        require(need, "certification")
+        require(
+            need, "certification", "--workers, --threads or --gpus-per-worker (a fraction is allowed)" if gpus else "--workers or --threads"
+        )
         subjects = {shards[0].job.run_id: [ray.put(subject)] for subject, shards in work if shards}
         actor = ray.remote(Worker).options(num_cpus=need.cpus, num_gpus=need.gpus, max_restarts=0)
         idle: list[Any] = [actor.remote(device, threads) for _ in range(need.workers)]
@@ -151,6 +145,7 @@ def certify_shards(
         try:
             ray.wait([worker.ready.remote() for worker in idle], num_returns=len(idle), timeout=START_SECONDS)
             ready()
+            progress.begin(queue.pace)
             while queue.waiting or flying:
                 stop()
                 while idle and queue.waiting:
@@ -172,7 +167,7 @@ def certify_shards(
                         idle.append(actor.remote(device, threads))
                         continue
                     finished.append((shard, done))
-                    queue.learn(shard, done.seconds)
+                    queue.pace.learn(shard, done.seconds)
                     if queue.waiting:  # give the worker its next shard before writing this one
                         following = queue.take()
                         flying[worker.work.remote(following, subjects[following.job.run_id])] = (worker, following)

@@ -157,7 +157,7 @@ def embedded_ray(cpus: int | None = None) -> Iterator[Path]:
         except SystemExit:  # SIGTERM, in the seconds in which Ray's handler stood
             from cure_ray.runs.run import StoppedError  # brings torch along
 
-            raise StoppedError("stopped by SIGTERM before anything began") from None
+            raise StoppedError("SIGTERM while Ray was starting") from None
         except Exception as error:  # Ray raises a bare Exception here
             raise UserError(
                 f"Ray could not start on this machine ({str(error).strip().splitlines()[0]}). Most often it is overloaded, out of memory "

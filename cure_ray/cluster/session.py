@@ -142,8 +142,11 @@ def usable_nodes() -> list[Mapping[str, float]]:
     return max(live, grown_nodes(), key=lambda nodes: sum(n.get("CPU", 0.0) + n.get("GPU", 0.0) for n in nodes))
 
 
-def require(need: Need, what: str) -> None:
-    """Refuse at once what the cluster can never give; Ray itself would wait for ever."""
+TRAINING = "execution.ct_workers, cpus_per_worker or gpus_per_worker (fractions are allowed)"
+
+
+def require(need: Need, what: str, lower: str = TRAINING) -> None:
+    """Refuse at once what the cluster can never give (Ray itself would wait for ever), and say which settings to `lower`."""
     nodes = usable_nodes()
     if fitting(need, nodes) >= need.workers or os.environ.get(AUTOSCALING) == "1":
         return
@@ -151,6 +154,6 @@ def require(need: Need, what: str) -> None:
     each = f"{need.cpus:g} CPUs" + (f" and {need.gpus:g} GPUs" if need.gpus else "")
     raise UserError(
         f"{what} needs {need.workers} workers with {each} each; the cluster has room for {fitting(need, nodes)} ({len(nodes)} "
-        f"node{'s' if len(nodes) != 1 else ''}: {has}). Lower execution.ct_workers, cpus_per_worker or gpus_per_worker (fractions "
-        f"are allowed), or start more nodes. On a cluster that grows by itself, set {AUTOSCALING}=1 to wait for it."
+        f"node{'s' if len(nodes) != 1 else ''}: {has}). Lower {lower}, or start more "
+        f"nodes. On a cluster that grows by itself, set {AUTOSCALING}=1 to wait for it."
     )

@@ -15,6 +15,7 @@ from cure_ray.errors import UserError
 from cure_ray.search.space import base_data, load_sweep
 
 PATIENCE = 60.0  # seconds a starting head may take to accept jobs
+LOST = 20.0  # seconds of silence until a dashboard counts as lost
 # What must not travel: Ray refuses a working directory of more than 500 MB, and results have their own place.
 EXCLUDES = (
     ".git", ".venv", "**/__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info", "build", "dist",
@@ -32,16 +33,30 @@ class Submitted:
         return f"ray job logs --address {self.address} --follow {self.job_id}"
 
 
-def _client(address: str) -> Any:
+def _reason(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _troubles() -> tuple[type[BaseException], ...]:
+    """What Ray's client raises over an unreachable dashboard, a wrong token, or a job it does not know."""
+    from ray.exceptions import RayError
+
+    return RayError, RuntimeError, ValueError, OSError  # the errors of `requests` are OSErrors
+
+
+def _connect(address: str) -> Any:
     from ray.job_submission import JobSubmissionClient
 
+    return JobSubmissionClient(address)
+
+
+def _client(address: str) -> Any:
     try:
-        return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return _connect(address)
+    except _troubles() as error:
         raise UserError(
-            f"no Ray dashboard answers at {address} ({reason}). Is the tunnel open (`ray dashboard cluster.yaml`)? With token "
-            "authentication the same token must be here (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token)."
+            f"no Ray dashboard takes us in at {address} ({_reason(error)}). Is the tunnel open (`ray dashboard cluster.yaml`)? With token "
+            "authentication the cluster's token must be here (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token)."
         ) from None
 
 
@@ -94,20 +109,31 @@ def submit_sweep(sweep: Path, address: str, out: str | None = None, data_dir: st
         try:
             command = entrypoint(sweep, root, out, data_dir, allowed)
             return Submitted(address, client.submit_job(entrypoint=command, runtime_env=environment, metadata={"cure_ray_sweep": name}))
-        except (RuntimeError, ValueError) as error:
+        except _troubles() as error:
             if "try again later" not in str(error) or time.monotonic() > deadline:  # a head that has just started says so
-                raise UserError(f"the cluster at {address} did not take the job: {str(error).strip().splitlines()[0]}") from None
+                raise UserError(f"the cluster at {address} did not take the job: {_reason(error)}") from None
             time.sleep(2)
 
 
 def follow(job: Submitted, say: Callable[[str], None], seconds: float = 1.0) -> str:
-    """Print the job's output until it ends; returns its final state. Interrupting this leaves the job alone."""
-    client, shown = _client(job.address), 0
+    """Print the job's output until it ends; returns its final state. Interrupting this, or losing the dashboard, leaves the job alone."""
+    shown, heard, client = 0, time.monotonic(), None
     while True:
-        state = str(client.get_job_status(job.job_id).value)
+        try:
+            client = client or _connect(job.address)
+            state = str(client.get_job_status(job.job_id).value)
+            heard = time.monotonic()
+        except _troubles() as error:  # a tunnel that is being mended, a head that restarts
+            if time.monotonic() - heard > LOST:
+                raise UserError(
+                    f"the dashboard at {job.address} answers no more ({_reason(error)}). The job goes on without us; follow it again, "
+                    f"once the dashboard is back, with: {job.follow_command}"
+                ) from None
+            time.sleep(seconds)
+            continue
         try:
             logs = client.get_job_logs(job.job_id)
-        except RuntimeError:  # not there yet
+        except _troubles():  # not there yet
             logs = ""
         if len(logs) > shown:
             say(logs[shown:].rstrip("\n"))

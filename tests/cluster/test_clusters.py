@@ -3,9 +3,11 @@
 import os
 import re
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +83,8 @@ def test_gpus_that_are_not_here_yet_are_planned_for(ray_session: Session, monkey
         require(Need(6, 1, 1), "six workers")
         with pytest.raises(UserError, match="room for 6"):
             require(Need(7, 1, 1), "seven workers")
+        with pytest.raises(UserError, match=r"room for 6 .*Lower --workers or --threads, or start more nodes"):
+            require(Need(7, 1, 1), "certification", "--workers or --threads")
     monkeypatch.setenv(AUTOSCALING, "many")
     with pytest.raises(UserError, match="8xCPU:8,GPU:1"):
         grown_nodes()
@@ -111,7 +115,7 @@ def test_submit_ships_code_and_asks_for_an_absolute_place() -> None:
     assert entrypoint(sweep, ROOT, "/shared/o", None) == "python -m cure_ray sweep sweeps/smoke.yaml --address auto --out /shared/o"
     with pytest.raises(UserError, match="absolute path"):
         submit_sweep(sweep, "http://127.0.0.1:1", "out")
-    with pytest.raises(UserError, match="no Ray dashboard answers"):
+    with pytest.raises(UserError, match="no Ray dashboard takes us in"):
         submit_sweep(sweep, "http://127.0.0.1:1", "/tmp/out")
 
 
@@ -150,16 +154,70 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
         process.kill()
 
 
+class Tunnel:
+    """A connection to a port of this machine that can be cut, and mended, as one over SSH."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.port = target, free_port()
+        self.ends: list[socket.socket] = []
+        self.mend()
+
+    def mend(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self.listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                return
+            self.ends += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            end.close()
+
+    def cut(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        for end in (self.listener, *self.ends):
+            end.close()
+
+
 def test_a_sweep_runs_as_a_job_on_a_head_with_tokens(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    """Refused with a sentence to who has no token or another one; and the job outlives the dashboard through which it was sent."""
     address, environment = head
+    tunnel = Tunnel(int(address.rpartition(":")[2]))
     sweep = ROOT / "tests" / "cluster" / "job.yaml"
-    command = [sys.executable, "-m", "cure_ray", "submit", str(sweep), "--address", address, "--out", str(tmp_path / "out")]
-    open_door = {**environment, "RAY_AUTH_MODE": "disabled"}
-    open_door.pop("RAY_AUTH_TOKEN")
-    refused = subprocess.run(command, env=open_door, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert refused.returncode != 0
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "submitted raysubmit_" in done.stdout
-    assert "best of 1 finished trials" in done.stdout
+    through = f"http://127.0.0.1:{tunnel.port}"
+    command = [sys.executable, "-m", "cure_ray", "submit", str(sweep), "--address", through, "--out", str(tmp_path / "out")]
+    without = {name: value for name, value in environment.items() if name != "RAY_AUTH_TOKEN"} | {"HOME": str(tmp_path)}
+    for strangers in (without, {**without, "RAY_AUTH_MODE": "disabled"}, {**environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}):
+        refused = subprocess.run(command, env=strangers, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert refused.returncode == 2, refused.stderr
+        assert "token must be here (RAY_AUTH_MODE=token" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as sent:
+        assert sent.stdout is not None
+        assert "submitted raysubmit_" in sent.stdout.readline()
+        tunnel.cut()
+        _, said = sent.communicate(timeout=120)
+    assert sent.returncode == 2, said
+    assert "The job goes on without us" in said
+    assert "Traceback" not in said
+    tunnel.mend()
+    again = shlex.split(said.rpartition("with: ")[2])
+    assert again[0] == "ray"
+    program = str(Path(sys.executable).with_name("ray"))
+    done = subprocess.run([program, *again[1:]], env=environment, capture_output=True, text=True, timeout=240)
+    assert "best of 1 finished trials" in done.stdout, done.stdout + done.stderr
     assert list((tmp_path / "out" / "trials").glob("*/seed0/checkpoints/epoch_*"))

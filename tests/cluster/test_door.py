@@ -14,7 +14,7 @@ from cluster_helpers import LOOPBACK, admitted, intrude, listening, replaceable,
 from intruder import by_grpc
 
 from cure_ray.cluster.certificate import write_certificate
-from cure_ray.cluster.embedded import private_directory
+from cure_ray.cluster.embedded import keep_signals, private_directory
 from cure_ray.cluster.session import Session
 from cure_ray.errors import UserError
 
@@ -81,6 +81,19 @@ def test_no_child_of_the_driver_inherits_the_session(ray_session: Session) -> No
     """A command started from a notebook would take the session's token and mode for a cluster's."""
     mine = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_KEY", "RAY_enable_metrics_collection"}
     assert not mine & set(os.environ)
+
+
+def test_a_handler_of_sigterm_outlives_the_start_of_a_session() -> None:
+    """Ray puts one in its place that exits without a word."""
+    before, mine = signal.getsignal(signal.SIGTERM), lambda number, frame: None
+    try:
+        for standing, afterwards in ((mine, mine), (signal.SIG_DFL, signal.default_int_handler)):
+            signal.signal(signal.SIGTERM, standing)
+            with keep_signals():
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
+            assert signal.getsignal(signal.SIGTERM) == afterwards
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_private_directories_are_short_and_nobody_else_can_move_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
