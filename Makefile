@@ -32,7 +32,7 @@ quickstart: install
 
 lint: install
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet cure_ray tests analysis benchmarks studies experiments examples
+	$(BIN)/ruff format --check --quiet cure_ray tests analysis benchmarks studies examples
 	$(BIN)/mypy
 
 # The report is tested in a real browser: take the one that is there, or install Debian's where we may.

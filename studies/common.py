@@ -1,4 +1,4 @@
-"""What the experiment scripts share: checkpoints, test images, Markdown tables, and the line that says what was measured where."""
+"""What scripts on finished runs share: checkpoints, test images, Markdown tables, and the line that says what was measured where."""
 
 import argparse
 from collections.abc import Sequence

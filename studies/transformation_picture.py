@@ -1,6 +1,6 @@
 """What each transformation does to an image at its extremes, as a picture.
 
-python experiments/transformation_picture.py docs/images/transformations.png [--dataset mnist] [--index 0] [--data-dir DIR]
+python studies/transformation_picture.py docs/images/transformations.png [--dataset mnist] [--index 0] [--data-dir DIR]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Bound overlap with a geometrically trained network (12.4, A30).
 
-    python experiments/bound_overlap.py runs/linf runs/scratch --geometric runs/cgt --images 512
+    python studies/bound_overlap.py runs/linf runs/scratch --geometric runs/cgt --images 512
 
 Both networks see the same interval images (one random sub-range of the CGT training width per batch). Their IBP logit bounds are
 mapped per sample to [0, 1]; the overlap of a class is |intersection| / |hull|, averaged over classes; then the maximum over the

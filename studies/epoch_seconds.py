@@ -1,6 +1,6 @@
 """CPU seconds of one epoch at full radius for every method (12.14), without finished runs.
 
-    python experiments/epoch_seconds.py --preset mnist-small --images 2000 [--network conv-small] [--data-dir DIR]
+    python studies/epoch_seconds.py --preset mnist-small --images 2000 [--network conv-small] [--data-dir DIR]
 
 CPU time, not wall clock, so that a busy machine does not change it; the second epoch is measured, the first warms up.
 """

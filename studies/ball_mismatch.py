@@ -1,6 +1,6 @@
 """How often the attacks of one norm leave the ball of the other (12.11).
 
-    python experiments/ball_mismatch.py runs/natural --images 9984
+    python studies/ball_mismatch.py runs/natural --images 9984
 
 One l_inf attack (0.1) and one l_2 attack (0.5) per image. Reported over all attack outputs, as the paper's denominators show, and
 over the successful ones.
