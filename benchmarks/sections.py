@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cure_ray.runs.run import _cpu_name
+from cure_ray.runs.hardware import cpu_name
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 PREAMBLE = """# Benchmarks
@@ -23,7 +23,7 @@ def context(seed: int, threads: int) -> str:
     """One line: when, on what, with what. Directories of this machine mean nothing elsewhere and become DIR."""
     words = [f"benchmarks/{Path(sys.argv[0]).name}", *("DIR" if Path(word).is_absolute() else word for word in sys.argv[1:])]
     return (
-        f"Measured {datetime.now(UTC):%Y-%m-%d} with `{' '.join(['python', *words])}`: {_cpu_name()}, {os.cpu_count()} cores, "
+        f"Measured {datetime.now(UTC):%Y-%m-%d} with `{' '.join(['python', *words])}`: {cpu_name()}, {os.cpu_count()} cores, "
         f"{threads} thread(s), no GPU; torch {torch.__version__}, Python {platform.python_version()}; seed {seed}; "
         f"load average {os.getloadavg()[0]:.1f} at the end (above 1: other work shared the machine)."
     )

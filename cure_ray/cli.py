@@ -48,7 +48,7 @@ def _root(
 
 def main() -> None:
     """Entry point: turns our errors into sentences and exit codes."""
-    from cure_ray.runs.run import StoppedError
+    from cure_ray.runs.stopping import StoppedError
 
     try:
         app()

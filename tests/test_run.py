@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from cure_ray.config import METHODS, Experiment, dump_experiment, resolve
 from cure_ray.errors import NoRoomError, UserError
 from cure_ray.runs import checkpoints
-from cure_ray.runs.checkpoints import list_checkpoints, load_checkpoint
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.directory import list_checkpoints
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
 

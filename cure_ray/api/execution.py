@@ -18,7 +18,7 @@ from cure_ray.certification.job import Job, Shard, plan
 from cure_ray.certification.pace import Pace
 from cure_ray.certification.shard import certify_shard
 from cure_ray.results.store import Store
-from cure_ray.runs.run import StoppedError, stop_on_signals
+from cure_ray.runs.stopping import StoppedError, stop_on_signals
 from cure_ray.threats import Ball, Threat
 
 

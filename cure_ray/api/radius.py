@@ -22,7 +22,7 @@ from cure_ray.certification.radii import Bracket, Probe, RadiusSearch
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError, nearest
 from cure_ray.results.store import Store
-from cure_ray.runs.run import StoppedError
+from cure_ray.runs.stopping import StoppedError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm
 

@@ -20,7 +20,8 @@ from cure_ray.errors import UserError, nearest
 from cure_ray.interchange import load_onnx
 from cure_ray.interchange.foreign import as_samples, load_foreign_network, load_npz
 from cure_ray.runs.checkpoints import Checkpoint, load_checkpoint, state_digest
-from cure_ray.runs.run import RunResult, hardware
+from cure_ray.runs.hardware import hardware
+from cure_ray.runs.record import RunResult
 from cure_ray.search.layout import SWEEP
 from cure_ray.search.ranking import best_runs
 from cure_ray.threats.balls import Ball

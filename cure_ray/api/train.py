@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cure_ray.config import Experiment, load_experiment
+from cure_ray.runs.directory import default_directory
 from cure_ray.runs.metrics import read_metrics
-from cure_ray.runs.run import RunResult, default_directory, train_run
+from cure_ray.runs.record import RunResult
+from cure_ray.runs.run import train_run
 
 if TYPE_CHECKING:
     import pandas as pd

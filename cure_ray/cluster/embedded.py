@@ -18,6 +18,7 @@ from typing import Any
 from cure_ray.cluster import watchdog
 from cure_ray.cluster.certificate import write_certificate, write_secret
 from cure_ray.errors import UserError
+from cure_ray.runs.stopping import StoppedError
 
 # For the time of the start only: Ray's processes inherit it, other children of this process do not.
 ENVIRONMENT = {
@@ -155,8 +156,6 @@ def embedded_ray(cpus: int | None = None) -> Iterator[Path]:
         try:
             _start(directory, cpus)
         except SystemExit:  # SIGTERM, in the seconds in which Ray's handler stood
-            from cure_ray.runs.run import StoppedError  # brings torch along
-
             raise StoppedError("SIGTERM while Ray was starting") from None
         except Exception as error:  # Ray raises a bare Exception here
             raise UserError(

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors for tensors, JSON for the rest, written atomically and checked on every load. Nothing is ever unpickled."""
+"""Checkpoints: safetensors for tensors, JSON for the rest, checked on every load. Nothing is ever unpickled."""
 
 import hashlib
 import json
@@ -21,9 +21,10 @@ from cure_ray.config import Experiment, parse_experiment
 from cure_ray.errors import UserError
 from cure_ray.networks.build import new_network
 from cure_ray.networks.models import Network
+from cure_ray.runs.directory import META, list_checkpoints, resolve_checkpoint
 
 FORMAT = "cure_ray-checkpoint-1"
-WEIGHTS, META = "weights.safetensors", "meta.json"
+WEIGHTS = "weights.safetensors"
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
@@ -56,7 +57,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
-def save_checkpoint(
+def write_checkpoint(
     directory: Path,
     experiment: Experiment,
     epoch: int,
@@ -65,15 +66,12 @@ def save_checkpoint(
     metrics: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a checkpoint directory under a temporary name, then rename it. Returns the digest of the weights."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Write a checkpoint as a new directory; nothing is left if that fails. Returns the digest of the weights."""
+    directory.mkdir()
     try:
-        partial.mkdir()
-        _save_tensors({k: v.contiguous() for k, v in weights.items()}, partial / WEIGHTS)
+        _save_tensors({k: v.contiguous() for k, v in weights.items()}, directory / WEIGHTS)
         for name, tensors in optimizers.items():
-            _save_tensors(tensors, partial / f"optimizer_{name}.safetensors")
+            _save_tensors(tensors, directory / f"optimizer_{name}.safetensors")
         digest = state_digest(weights)
         meta = {
             "format": FORMAT,
@@ -83,18 +81,15 @@ def save_checkpoint(
             "experiment": experiment.model_dump(mode="json"),
             "metrics": dict(metrics),
             "versions": versions(),
-            "files": {p.name: _file_digest(p) for p in sorted(partial.iterdir())},
+            "files": {p.name: _file_digest(p) for p in sorted(directory.iterdir())},
             **(extra or {}),
         }
-        with (partial / META).open("w") as file:
-            json.dump(meta, file, indent=1, sort_keys=True)
+        with (directory / META).open("w") as file:
+            json.dump(meta, file, indent=1)  # the order of the metrics is that of metrics.jsonl, which may have to be restored from here
             file.flush()
             os.fsync(file.fileno())
-        if directory.exists():
-            shutil.rmtree(directory)
-        partial.replace(directory)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         raise
     return digest
 
@@ -114,27 +109,6 @@ class Checkpoint:
         """Saved optimiser state of a branch, if it had one."""
         path = self.path / f"optimizer_{name}.safetensors"
         return dict(load_file(path)) if path.exists() else None
-
-
-def list_checkpoints(run: Path) -> list[Path]:
-    """Complete checkpoints of a run directory, oldest first."""
-    return sorted(p for p in (run / "checkpoints").glob("epoch_*") if (p / META).is_file())
-
-
-def checkpoint_at(run: Path, epoch: int) -> Path:
-    """Where a run keeps this epoch."""
-    return run / "checkpoints" / f"epoch_{epoch:04d}"
-
-
-def resolve_checkpoint(path: Path) -> Path:
-    """The checkpoint a person means: a checkpoint directory, or the last one of a run directory."""
-    if (path / META).is_file():
-        return path
-    found = list_checkpoints(path) if path.is_dir() else []
-    if not found:
-        what = "holds no checkpoint" if path.exists() else "does not exist"
-        raise UserError(f"{path} {what}: expected a directory written by `cure-ray train` (a run, or one of its checkpoints/epoch_*)")
-    return found[-1]
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -171,6 +145,16 @@ def load_checkpoint(source: str | Path) -> Checkpoint:
     if digest != meta.get("digest"):
         raise UserError(f"{path}: the weights do not match the digest in {META}; the checkpoint is damaged, use an earlier one")
     return Checkpoint(path, experiment, int(meta["epoch"]), digest, meta, network.eval())
+
+
+def newest_intact(run: Path) -> Checkpoint | None:
+    """The last checkpoint that passes all checks; a damaged newer one is left alone and skipped."""
+    for path in reversed(list_checkpoints(run)):
+        try:
+            return load_checkpoint(path)
+        except UserError as error:
+            print(f"skipping a damaged checkpoint: {error}")
+    return None
 
 
 def load_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

@@ -9,20 +9,18 @@ METRICS = "metrics.jsonl"
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """The metrics of finished epochs. Half a line, as a killed writer leaves it, is no line."""
-    path = directory / METRICS
+    """The metrics of finished epochs. Half a line, as a killed writer of an older version left it, is no line."""
+    return read_lines(directory / METRICS)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that may not be there yet."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:  # asked by opening it: on a network file system looking first may give an old answer
+        lines = []
+    for line in lines:
         with suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
     return rows
-
-
-def rewind_metrics(directory: Path, epoch: int) -> None:
-    """Forget lines of epochs that will run again."""
-    path = directory / METRICS
-    if path.exists():
-        kept = [row for row in read_metrics(directory) if row["epoch"] <= epoch]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        partial.replace(path)

@@ -1,16 +1,12 @@
-"""The directory of a sweep, and the clock of those who share it.
+"""The directory of a sweep.
 
-DIR/sweep.yaml (the sweep as first given), DIR/journal.log (Optuna's), DIR/submissions/NNNN.json (one per call, touched while alive),
+DIR/sweep.yaml (the sweep as first given), DIR/journal.log (Optuna's), DIR/submissions/NNNN.json and NNNN.pulse (one per call),
 DIR/trials/NNNN-HASH/seedS/ (run directories), DIR/tune/NNNN/ (what Ray Tune writes for a call: TensorBoard's logs; never read).
 """
 
 from pathlib import Path
 
 SWEEP, JOURNAL, SUBMISSIONS, TRIALS, TUNE = "sweep.yaml", "journal.log", "submissions", "trials", "tune"
-RUNNING = "running.json"  # trials/NNNN-HASH/seedS.running.json: who trains that run now
-# Seconds between signs of life; after which a call counts as dead; and after which one whose process is gone does, so that Ray has
-# ended its tasks before somebody else goes on in their directories.
-BEAT, SILENCE, GRACE = 2.0, 60.0, 6.0
 
 
 def trial_home(directory: Path, number: int, identity: str) -> Path:

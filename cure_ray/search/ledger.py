@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cure_ray.config import Experiment, resolve
 from cure_ray.errors import UserError
+from cure_ray.search.calls import Submission
 from cure_ray.search.layout import seed_run, trial_home
 from cure_ray.search.records import mean_judged, rungs_passed
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
@@ -25,6 +26,7 @@ from cure_ray.search.study import (
     OWNER,
     PASSED,
     POINT,
+    TERM,
     VALUES,
     counted,
     enqueue,
@@ -32,7 +34,6 @@ from cure_ray.search.study import (
     make_sampler,
     open_study,
     orphans,
-    seems_gone,
     suggest,
     survives,
 )
@@ -66,34 +67,38 @@ class Proposal:
     point: dict[str, Any]
     experiment: Experiment  # of the first seed
     rungs: list[int]
+    term: int  # how many calls have had it, this one included
     rung: int = 0
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.monotonic)
 
 
 class Ledger:
     """Proposes, takes over what dead calls left, judges, and writes it all to the study."""
 
-    def __init__(self, sweep: Sweep, directory: Path, submission: int, say: Say) -> None:
-        self.sweep, self.directory, self.me, self.say = sweep, directory, submission, say
+    def __init__(self, sweep: Sweep, submission: Submission, say: Say) -> None:
+        self.sweep, self.directory, self.me, self.say = sweep, submission.directory, submission.number, say
+        self.calls = submission.calls
         self.base = resolve(base_data(sweep))
-        self.study = open_study(directory, sweep, make_sampler(sweep, submission))
+        self.study = open_study(self.directory, sweep, make_sampler(sweep, self.me))
         self.live: dict[int, Proposal] = {}
-        self.deadline = time.time() + sweep.hours * 3600 if sweep.hours else math.inf
+        self.deadline = time.monotonic() + sweep.hours * 3600 if sweep.hours else math.inf
         self.exhausted = False
         fixed = [*sweep.start_with, *(grid_points(sweep, self.base) if sweep.search == "grid" else ())]
-        with locked(directory):
+        with locked(self.directory):
             enqueue(self.study, sweep, list(itertools.islice(fixed, sweep.trials)))
 
     # ------------------------------------------------------------ what comes next
 
     def next(self) -> Proposal | None:
         """What a dead call left, else something new, else None: nothing for now."""
+        if not self._left() and not self._may_propose():
+            return None  # without the lock: while there is nothing to do, nobody has to wait for us should we be stopped
         with locked(self.directory):
-            left = [t for t in orphans(self.study, self.directory) if t.number not in self.live]  # we may have been suspended ourselves
+            left = self._left()
             for trial in left:  # all of them before any is judged: they are each other's competitors
                 self._report_known(trial)
             found = next(filter(None, map(self._adopt, left)), None)
-            if found is None and time.time() < self.deadline and not self.exhausted:
+            if found is None and self._may_propose():
                 found = self._propose()
         if found is not None:
             self.live[found.number] = found
@@ -102,14 +107,21 @@ class Ledger:
     def over(self) -> bool:
         """Whether there is nothing to wait for: no trial of ours, and none whose call seems gone, so that it is about to be free."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return not self.live and not any(seems_gone(self.directory, t.user_attrs.get(OWNER, -1)) for t in running)
+        return not self.live and all(self.calls.state(t.user_attrs.get(OWNER, -1)) == "alive" for t in running)
+
+    def _left(self) -> list[FrozenTrial]:
+        return [t for t in orphans(self.study, self.calls) if t.number not in self.live]  # we may have been suspended ourselves
+
+    def _may_propose(self) -> bool:
+        if self.exhausted or time.monotonic() > self.deadline:
+            return False
+        if self.sweep.trials is not None and counted(self.study) >= self.sweep.trials:
+            return False
+        return self.sweep.search != "grid" or bool(self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def _propose(self) -> Proposal | None:
         for _ in range(MAX_DUPLICATES):
-            waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if not waiting and self.sweep.search == "grid":
-                return None
-            if self.sweep.trials is not None and counted(self.study) >= self.sweep.trials:
+            if not self._may_propose():
                 return None
             asked = self.study.ask()
             asked.set_user_attr(OWNER, self.me)
@@ -123,15 +135,16 @@ class Ledger:
             if twin is not None:
                 self._repeat(asked, twin)
                 continue
+            asked.set_user_attr(TERM, proposal.term)
             asked.set_user_attr("identity", proposal.experiment.config_hash)
             asked.set_user_attr(POINT, point)
             return proposal
         self.exhausted = True
         return None
 
-    def _make(self, number: int, point: dict[str, Any], rung: int = 0) -> Proposal:
+    def _make(self, number: int, point: dict[str, Any], term: int = 1) -> Proposal:
         experiment = experiment_at(self.sweep, point, number, self.sweep.seeds[0])
-        return Proposal(number, point, experiment, rung_epochs(experiment, self.sweep), rung)
+        return Proposal(number, point, experiment, rung_epochs(experiment, self.sweep), term)
 
     def _twin(self, proposal: Proposal) -> FrozenTrial | None:
         trials = (t for t in self.study.get_trials(deepcopy=False) if t.number != proposal.number and "duplicate_of" not in t.user_attrs)
@@ -154,8 +167,10 @@ class Ledger:
                 self.study.enqueue_trial(frozen.system_attrs["fixed_params"])
                 self.exhausted = False
             return None
+        term = frozen.user_attrs.get(TERM, 1) + 1
+        handle.set_user_attr(TERM, term)  # first: whoever has the smaller one loses his leases (runs/lease.py)
         handle.set_user_attr(OWNER, self.me)
-        return self._recall(self._make(frozen.number, point))
+        return self._recall(self._make(frozen.number, point, term))
 
     def _runs(self, proposal: Proposal) -> list[Path]:
         home = trial_home(self.directory, proposal.number, proposal.experiment.config_hash)
@@ -225,17 +240,23 @@ class Ledger:
             self._handle(number).set_user_attr(PASSED, rung)
 
     def failed(self, number: int, reason: str) -> None:
-        if number in self.live and not self._lost(number):
+        with locked(self.directory):
+            if number not in self.live or self._lost(number):
+                return
             del self.live[number]
             self._fail(number, reason)
-            self.say(f"trial {number} failed: {reason}")
+        self.say(f"trial {number} failed: {reason}")
+
+    def left(self, number: int) -> None:
+        """Another call has it: ours was silent for so long that it counted as dead."""
+        if self.live.pop(number, None) is not None:
+            self.say(f"trial {number}: left to another call, which took it over")
 
     def _lost(self, number: int) -> bool:
-        """Whether another call has taken it over: ours was silent for so long that it counted as dead."""
-        if self.study.trials[number].user_attrs.get(OWNER) == self.me:
+        trial = self.study.trials[number]
+        if trial.user_attrs.get(OWNER) == self.me and not trial.state.is_finished():
             return False
-        del self.live[number]
-        self.say(f"trial {number}: left to another call, which took it over")
+        self.left(number)
         return True
 
     def _survives(self, number: int, rung: int, value: float) -> bool:
@@ -250,7 +271,7 @@ class Ledger:
 
     def _tell(self, proposal: Proposal, mean: Mapping[str, float], note: str) -> None:
         shown = ", ".join(f"{name} {100 * mean[name]:.1f} %" for name in dict.fromkeys([*self.sweep.objectives, "clean"]))
-        self.say(f"trial {proposal.number}: {shown}{note}  ({describe(proposal.point)}; {time.time() - proposal.since:.0f} s)")
+        self.say(f"trial {proposal.number}: {shown}{note}  ({describe(proposal.point)}; {time.monotonic() - proposal.since:.0f} s)")
 
     def _handle(self, number: int) -> optuna.Trial:
         return optuna.Trial(self.study, self.study.trials[number]._trial_id)

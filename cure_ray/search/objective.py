@@ -16,7 +16,9 @@ from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
 from cure_ray.config.stages import DEFAULT_STAGES
 from cure_ray.data.images import load_dataset
-from cure_ray.runs.checkpoints import checkpoint_at, load_checkpoint
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.directory import checkpoint_at
+from cure_ray.runs.lease import Lease
 from cure_ray.search.records import Row, judged_at, note_judged
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm
@@ -26,14 +28,15 @@ SETTINGS = CascadeSettings(DEFAULT_STAGES, attack=AttackSettings(steps=14, resta
 PER_NORM = frozenset({"linf", "l2", "l1", "union_linf_l2"})
 
 
-def judge_run(run: Path, epoch: int, samples: int, objectives: frozenset[str], device: str, data_dir: str | None) -> Row:
-    """The objective of the weights after exactly this epoch, measured once: whoever asks again finds it."""
+def judge_run(lease: Lease, epoch: int, samples: int, objectives: frozenset[str], device: str, data_dir: str | None) -> Row:
+    """The objective of a run's weights after exactly this epoch, measured once: whoever asks again finds it."""
+    run = lease.directory
     found = judged_at(run, epoch)
     if found is not None:
         return found
     began = time.perf_counter()
     values = judge(checkpoint_at(run, epoch), samples, objectives, device, data_dir)
-    return note_judged(run, epoch, values, time.perf_counter() - began)
+    return note_judged(lease, epoch, values, time.perf_counter() - began)
 
 
 def judge(checkpoint: Path, samples: int, objectives: frozenset[str], device: str, data_dir: str | None) -> dict[str, float]:

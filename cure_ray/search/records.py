@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.lease import Lease
+from cure_ray.runs.metrics import read_lines, read_metrics
 
 JUDGED = "objective.jsonl"
 Row = dict[str, Any]
@@ -14,20 +14,18 @@ Row = dict[str, Any]
 
 def judged_at(run: Path, epoch: int) -> Row | None:
     """The objective of the run measured after this epoch, with the bounds logged in training after the same epoch; None if it was not."""
-    path = run / JUDGED
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(ValueError):  # the last line of a killed writer
-            row = json.loads(line)
-            if row["epoch"] == epoch:
-                return {**{k: v for k, v in row.items() if k not in ("epoch", "seconds")}, **_logged(run, epoch)}
+    for row in read_lines(run / JUDGED):
+        if row["epoch"] == epoch:
+            return {**{k: v for k, v in row.items() if k not in ("epoch", "seconds")}, **_logged(run, epoch)}
     return None
 
 
-def note_judged(run: Path, epoch: int, values: Mapping[str, float], seconds: float) -> Row:
+def note_judged(lease: Lease, epoch: int, values: Mapping[str, float], seconds: float) -> Row:
     """Keep a measurement for whoever asks again."""
-    with (run / JUDGED).open("a") as file:
-        file.write(json.dumps({"epoch": epoch, **values, "seconds": seconds}) + "\n")
-    return {**values, **_logged(run, epoch)}
+    path = lease.directory / JUDGED
+    rows = [*read_lines(path), {"epoch": epoch, **values, "seconds": seconds}]
+    lease.write(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return {**values, **_logged(lease.directory, epoch)}
 
 
 def _logged(run: Path, epoch: int) -> Row:

@@ -1,6 +1,5 @@
 """Sweeps and runs in words, read from their directories alone: works from another shell, and without Ray."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +9,14 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
-from cure_ray.runs.checkpoints import list_checkpoints
+from cure_ray.runs.directory import how_to_continue, list_checkpoints
+from cure_ray.runs.lease import at_work, holder, workers
 from cure_ray.runs.metrics import read_metrics
+from cure_ray.runs.pulse import presence
+from cure_ray.search.calls import FRESH, Calls
 from cure_ray.search.layout import SWEEP, TRIALS
 from cure_ray.search.space import Sweep, load_sweep
-from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, is_alive, live_submissions, read_study
+from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, read_study
 
 
 def duration(seconds: float) -> str:
@@ -41,16 +43,14 @@ def _describe(directory: Path) -> str:
 
 
 def _people(run: Path) -> str:
-    """Who works on a run: its ranks, or the process that trains it alone."""
-    files = sorted((run / "ranks").glob("*.json")) or list(run.parent.glob(f"{run.name}.running.json"))
+    """Who works on a run: its ranks, or the process that trains it alone. Processes of this machine that are gone are left out."""
+    found = holder(run)
+    if found is None or found.released:
+        return ""
     shown = []
-    for file in files:
-        try:
-            about = json.loads(file.read_text())
-        except (OSError, ValueError):
-            continue
-        name = file.stem if file.parent.name == "ranks" else "process"
-        shown.append(f"{name} on {about['host']} (pid {about['pid']}{', GPU ' + str(about['gpus']) if about.get('gpus') else ''})")
+    for name, about in workers(found).items():
+        if presence(about) != "gone":
+            shown.append(f"{name} on {about['host']} (pid {about['pid']}{', GPU ' + str(about['gpus']) if about.get('gpus') else ''})")
     return ", ".join(shown)
 
 
@@ -63,9 +63,11 @@ def _run(run: Path) -> list[str]:
         lines[0] += f", clean {100 * rows[-1].get('clean', 0):.1f} %"
     if rows and done < epochs:
         lines.append(f"about {duration(_left(rows, epochs))} left at the pace of its last epochs")
-    people = _people(run)
-    if people:
-        lines.append(f"running: {people}")
+    now = holder(run)
+    if now is not None and at_work(now):
+        lines.append(f"running: {_people(run)}")
+    elif done < epochs:
+        lines.append(f"nobody at work. {how_to_continue(run)}")
     saved = list_checkpoints(run)
     lines.append(f"last checkpoint: {saved[-1]}" if saved else "no checkpoint yet")
     return lines
@@ -80,23 +82,27 @@ def _sweep(directory: Path) -> str:
     sweep = load_sweep(directory / SWEEP)
     trials = [t for t in read_study(directory, sweep).get_trials(deepcopy=False) if "duplicate_of" not in t.user_attrs]
     states = Counter(t.state for t in trials)
-    calls = live_submissions(directory)
+    calls = Calls(directory)
+    calls.listen_for(FRESH)
+    alive = [n for n in calls.open() if calls.state(n) == "alive"]
+    silent = [n for n in calls.open() if calls.state(n) == "unsure"]
     words = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped early", TrialState.FAIL: "failed", TrialState.WAITING: "waiting"}
     counts = ", ".join(f"{states[s]} {word}" for s, word in words.items() if states[s])
     running = [t for t in trials if t.state == TrialState.RUNNING]
-    owned = [t for t in running if is_alive(directory, t.user_attrs.get(OWNER, -1))]
+    owned = [t for t in running if t.user_attrs.get(OWNER, -1) in alive]
     budget = f" of {sweep.trials}" if sweep.trials else ""
     lines = [f"sweep {sweep.name}: {len(trials) - states[TrialState.WAITING]}{budget} trials; {counts or 'none finished'}"]
     lines[0] += f", {len(owned)} running" if owned else ""
     lines[0] += f", {len(running) - len(owned)} interrupted (the next call continues them)" if len(running) > len(owned) else ""
     again = f"nobody at work; continue: cure-ray sweep {directory / SWEEP} --out {directory}"
-    lines.append(f"{len(calls)} call{'s' if len(calls) != 1 else ''} at work" if calls else again)
+    lines.append(f"{len(alive)} call{'s' if len(alive) != 1 else ''} at work" if alive else again)
+    lines += [f"call {n} ({calls.describe(n)}): no sign of life for {FRESH:.0f} s" for n in silent]
     lines += _best(trials, sweep)
     for trial in owned:
         lines += _running(directory, trial)
     lines += [f"trial {t.number} failed: {t.user_attrs[FAILED]}" for t in trials if FAILED in t.user_attrs][-3:]
     left = _sweep_left(sweep, trials, owned)
-    return "\n".join([*lines, *([f"about {duration(left)} left"] if calls and left is not None else [])])
+    return "\n".join([*lines, *([f"about {duration(left)} left"] if alive and left is not None else [])])
 
 
 def _best(trials: Sequence[FrozenTrial], sweep: Sweep) -> list[str]:

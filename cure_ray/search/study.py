@@ -1,21 +1,22 @@
-"""A sweep on disk: its Optuna study, who works on it, and which trials nobody works on any more.
+"""A sweep on disk: its claim, its Optuna study, what is asked of it, and which of its trials nobody works on any more.
 
 Trials are never lost to a dead call: the next one, or another that is still running, takes them over and continues them from their
 checkpoints under the same number.
 """
 
+import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import socket
-import threading
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import optuna
 import yaml
@@ -25,11 +26,12 @@ from optuna.trial import FrozenTrial, TrialState
 from cure_ray import seeding
 from cure_ray.config import Experiment
 from cure_ray.errors import UserError
+from cure_ray.search.calls import Calls
 from cure_ray.search.journal import JournalReader, JournalWriter
-from cure_ray.search.layout import BEAT, GRACE, JOURNAL, SILENCE, SUBMISSIONS, SWEEP, TRIALS
+from cure_ray.search.layout import JOURNAL, SUBMISSIONS, SWEEP, TRIALS
 from cure_ray.search.space import Sweep, active, load_sweep, ordered
 
-OWNER, POINT, FAILED, VALUES, PASSED = "submission", "point", "failed", "values", "passed"  # user attributes of a trial
+OWNER, TERM, POINT, FAILED, VALUES, PASSED = "submission", "term", "point", "failed", "values", "passed"  # user attributes of a trial
 
 
 def default_directory(sweep: Sweep) -> Path:
@@ -61,11 +63,35 @@ def claim(directory: Path, sweep: Sweep) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, patience: float = 10.0) -> Iterator[None]:
     """One call at a time, on every machine that sees the directory; released by the system when its holder dies."""
-    with (directory / ".lock").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+    path, me, until = directory / ".lock", f"process {os.getpid()} on {socket.gethostname()}", time.monotonic() + patience
+    with path.open("a+") as file:
+        while not _try_lock(file, path):
+            if time.monotonic() > until:
+                file.seek(0)
+                print(
+                    f"waiting for {file.read() or 'somebody'}, who holds {path}; should it be stopped, continue or end it", file=sys.stderr
+                )
+                until = math.inf
+            time.sleep(0.02)
+        file.truncate(0)
+        file.write(me)
+        file.flush()
         yield
+
+
+def _try_lock(file: IO[str], path: Path) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise UserError(
+            f"{path} cannot be locked ({error.strerror}): this file system knows no locks between machines. Put the sweep on another "
+            "(NFS 4, or version 3 with its lock service), or run it on one machine with --out on a local disk."
+        ) from None
+    return True
 
 
 def _name(sweep: Sweep) -> str:
@@ -166,90 +192,10 @@ def survives(value: float, others: Sequence[float], factor: int) -> bool:
     return better < max(1, (len(others) + 1) // factor)
 
 
-@dataclass(frozen=True)
-class Submission:
-    """One call of `cure-ray sweep` on a directory."""
-
-    number: int
-    path: Path
-
-
-@contextmanager
-def submission(directory: Path, what: Mapping[str, Any]) -> Iterator[Submission]:
-    """Register this call, and show that it is alive until it ends."""
-    me = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time(), **what}
-    number = 0
-    while True:
-        path = directory / SUBMISSIONS / f"{number:04d}.json"
-        try:
-            with path.open("x") as file:
-                json.dump(me, file)
-            break
-        except FileExistsError:
-            number += 1
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(BEAT):
-            with suppress(OSError):
-                path.touch()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield Submission(number, path)
-    finally:
-        done.set()
-        thread.join()
-        with suppress(OSError):
-            path.write_text(json.dumps({**me, "ended": time.time()}))
-
-
-def _about(directory: Path, number: int) -> tuple[dict[str, Any], float] | None:
-    """What a call said of itself, and the seconds since it was last heard of; None if it has ended."""
-    path = directory / SUBMISSIONS / f"{number:04d}.json"
-    try:
-        about = json.loads(path.read_text())
-        age = time.time() - path.stat().st_mtime
-    except (OSError, ValueError):
-        return None
-    return None if "ended" in about else (about, age)
-
-
-def _process_exists(about: Mapping[str, Any]) -> bool:
-    """True for processes of other machines: nobody can tell."""
-    if about["host"] != socket.gethostname():
-        return True
-    try:
-        os.kill(about["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def is_alive(directory: Path, number: int) -> bool:
-    """Whether that call still works: heard of lately, and its process exists or has only just gone."""
-    found = _about(directory, number)
-    return found is not None and found[1] < (SILENCE if _process_exists(found[0]) else GRACE)
-
-
-def seems_gone(directory: Path, number: int) -> bool:
-    """Whether its trials are there for the taking, now or as soon as it counts as dead; one that was only slow will be heard of again."""
-    found = _about(directory, number)
-    return found is None or found[1] >= GRACE or not _process_exists(found[0])
-
-
-def live_submissions(directory: Path) -> list[int]:
-    numbers = [int(p.stem) for p in sorted((directory / SUBMISSIONS).glob("*.json"))]
-    return [n for n in numbers if is_alive(directory, n)]
-
-
-def orphans(study: optuna.Study, directory: Path) -> list[FrozenTrial]:
+def orphans(study: optuna.Study, calls: Calls) -> list[FrozenTrial]:
     """Running trials whose call is dead (hold the lock while taking them over)."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return [t for t in running if OWNER not in t.user_attrs or not is_alive(directory, t.user_attrs[OWNER])]
+    return [t for t in running if calls.state(t.user_attrs.get(OWNER, -1)) == "dead"]
 
 
 def counted(study: optuna.Study) -> int:

@@ -23,7 +23,7 @@ from cure_ray.errors import UserError
 from cure_ray.networks.build import new_network
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
-from cure_ray.runs.checkpoints import load_checkpoint, save_checkpoint
+from cure_ray.runs.checkpoints import load_checkpoint, write_checkpoint
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.text import parse_balls
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_brings_its_data_radii_and_history(tmp_path: Path, capsys: 
     experiment = parse_experiment({"network": {"name": "mlp", "width": 0.2}, "certification": {"samples": 6}})
     torch.manual_seed(0)
     weights = new_network(experiment).state_dict()
-    digest = save_checkpoint(tmp_path / "epoch_0001", experiment, 1, weights, {}, {"clean": 0.1})
+    digest = write_checkpoint(tmp_path / "epoch_0001", experiment, 1, weights, {}, {"clean": 0.1})
     certify(checkpoint=tmp_path / "epoch_0001", out=str(tmp_path / "out"), device="cpu")
     store = Store.open(tmp_path / "out")
     frame = store.read().to_pandas()
@@ -158,7 +158,7 @@ def test_a_checkpoint_brings_its_threats_of_every_family(tmp_path: Path) -> None
     threats = ["l2", "linf=0.05", "R(2)", "Tu(0.1),Tv(0.1)", "patch(1)"]
     experiment = parse_experiment({"network": {"name": "mlp", "width": 0.2}, "certification": {"samples": 3, "threats": threats}})
     torch.manual_seed(0)
-    save_checkpoint(tmp_path / "epoch_0001", experiment, 1, new_network(experiment).state_dict(), {}, {})
+    write_checkpoint(tmp_path / "epoch_0001", experiment, 1, new_network(experiment).state_dict(), {}, {})
     options: dict[str, Any] = {"checkpoint": tmp_path / "epoch_0001", "device": "cpu", "stages": "ibp"}
     certify(**options, out=str(tmp_path / "own"))
     frame = Store.open(tmp_path / "own").read().to_pandas()
@@ -195,7 +195,7 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
         "from pathlib import Path\n"
         "from cure_ray.api import execution\n"
         "from cure_ray.commands.certify import certify\n"
-        "from cure_ray.runs.run import StoppedError\n"
+        "from cure_ray.runs.stopping import StoppedError\n"
         "plan = execution.plan\n"
         "execution.plan = lambda job, threats, indices, done, size=100: plan(job, threats, indices, done, 2)\n"
         "try:\n"

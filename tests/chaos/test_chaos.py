@@ -5,7 +5,6 @@ on timing: what must not depend on it is the result.
 """
 
 import errno
-import json
 import os
 import random
 import secrets
@@ -38,7 +37,9 @@ from cure_ray.data.samples import Samples
 from cure_ray.results.files import Files
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
-from cure_ray.runs.checkpoints import load_checkpoint, resolve_checkpoint
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.directory import resolve_checkpoint
+from cure_ray.runs.lease import holder, workers
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
 from cure_ray.search.space import load_sweep
@@ -106,12 +107,8 @@ def kill_one(pids: list[int], rng: random.Random, number: int = signal.SIGKILL) 
 
 
 def ranks_of(directory: Path, key: str = "pid") -> list[int]:
-    found = []
-    for path in (directory / "ranks").glob("*.json"):
-        try:
-            found.append(json.loads(path.read_text()).get(key))
-        except (OSError, ValueError):
-            continue
+    now = holder(directory)
+    found = [about.get(key) for about in workers(now).values()] if now is not None else []
     return [pid for pid in found if pid]
 
 

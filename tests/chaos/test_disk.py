@@ -11,7 +11,7 @@ import pytest
 from cluster_helpers import files_of, tiny, until
 
 from cure_ray.config import Experiment, dump_experiment
-from cure_ray.runs.checkpoints import resolve_checkpoint
+from cure_ray.runs.directory import resolve_checkpoint
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
 

@@ -15,7 +15,7 @@ from cluster_helpers import tiny
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
 from cure_ray.networks.build import new_network
-from cure_ray.runs.checkpoints import load_checkpoint, save_checkpoint
+from cure_ray.runs.checkpoints import load_checkpoint, write_checkpoint
 from cure_ray.search.space import load_sweep
 
 TOUCHED = str(Path(tempfile.mkdtemp()) / "cure_ray_was_here")
@@ -129,7 +129,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
 def test_malicious_checkpoints_are_refused(tmp_path: Path, name: str) -> None:
     experiment = tiny()
     directory = tmp_path / "epoch_0001"
-    save_checkpoint(directory, experiment, 1, new_network(experiment).state_dict(), {}, {})
+    write_checkpoint(directory, experiment, 1, new_network(experiment).state_dict(), {}, {})
     load_checkpoint(directory)
     CHECKPOINTS[name](directory)
     with pytest.raises(UserError):

@@ -25,14 +25,15 @@ from cure_ray.cluster.trials.sweep import run_sweep
 from cure_ray.cluster.trials.tuning import LedgerScheduler, loggers
 from cure_ray.config import load_experiment
 from cure_ray.errors import NoRoomError, SoundnessError, UserError
-from cure_ray.runs.checkpoints import resolve_checkpoint
+from cure_ray.runs.directory import resolve_checkpoint
 from cure_ray.runs.run import train_run
+from cure_ray.search.calls import submission
 from cure_ray.search.layout import JOURNAL
 from cure_ray.search.ledger import Ledger
 from cure_ray.search.ranking import best_runs
 from cure_ray.search.space import Sweep, load_sweep
 from cure_ray.search.status import describe_directory
-from cure_ray.search.study import claim, read_study, submission
+from cure_ray.search.study import claim, read_study
 
 SWEEP = {
     "name": "tiny",
@@ -97,7 +98,7 @@ def test_a_rung_that_is_reported_again_changes_nothing(shared_and_killed: Path, 
     sweep = load_sweep(tmp_path / "s.yaml")
     claim(tmp_path / "out", sweep)
     with submission(tmp_path / "out", {}) as me:
-        ledger = Ledger(sweep, tmp_path / "out", me.number, lambda text: None)
+        ledger = Ledger(sweep, me, lambda text: None)
         first, second = ledger.next(), ledger.next()
         assert first is not None and second is not None  # noqa: PT018
         assert len(first.rungs) == 2
@@ -130,14 +131,14 @@ def test_a_full_disk_ends_the_call_and_costs_no_trial(ray_session: Session, tmp_
     sweep = Sweep.model_validate(SWEEP)
     claim(tmp_path, sweep)
     with submission(tmp_path, {}) as me:
-        ledger = Ledger(sweep, tmp_path, me.number, lambda text: None)
+        ledger = Ledger(sweep, me, lambda text: None)
         trial = ledger.next()
         assert trial is not None
         scheduler = LedgerScheduler(ledger)
         with pytest.raises(NoRoomError, match="free some space and run the same command again"):
             scheduler.on_trial_result(None, SimpleNamespace(config={"trial": trial.number}), ended.value.row)
     with submission(tmp_path, {}) as me:
-        again = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
+        again = Ledger(sweep, me, lambda text: None).next()
         assert again is not None
         assert (again.number, again.point) == (trial.number, trial.point)
 
@@ -146,13 +147,13 @@ def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_study(tmp_path: Pa
     sweep = Sweep.model_validate(SWEEP)
     claim(tmp_path, sweep)
     with submission(tmp_path, {}) as me:
-        trial = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
+        trial = Ledger(sweep, me, lambda text: None).next()
     journal = tmp_path / JOURNAL
     intact = journal.read_bytes()
     for torn in (b"{", b'{"op_code": 4, "worker_id": "a'):
         journal.write_bytes(intact + torn)
         with submission(tmp_path, {}) as me:
-            again = Ledger(sweep, tmp_path, me.number, lambda text: None).next()
+            again = Ledger(sweep, me, lambda text: None).next()
         assert trial is not None
         assert again is not None
         assert again.number == trial.number

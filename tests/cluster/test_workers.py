@@ -1,17 +1,14 @@
 """Parallel training: the same bits as one process, undisturbed or killed, and data parallelism that only changes rounding."""
 
 import errno
-import json
 import os
 import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
-import ray.train
 import torch
 from cluster_helpers import files_of, tiny
 
@@ -19,8 +16,10 @@ from cure_ray.cluster.session import Session
 from cure_ray.cluster.training import rank, reducer
 from cure_ray.cluster.training.ranks import Phase, phases
 from cure_ray.cluster.training.workers import train_parallel
-from cure_ray.errors import UserError
+from cure_ray.errors import NoRoomError, UserError
+from cure_ray.runs import record
 from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.lease import LostLeaseError, holder, take, take_for, workers
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
 from cure_ray.training.loop import start
@@ -32,7 +31,9 @@ def kill_after_first_epoch(directory: Path, role: str, key: str = "pid") -> thre
     def watch() -> None:
         while not read_metrics(directory):
             time.sleep(0.02)
-        os.kill(json.loads((directory / "ranks" / f"{role}.json").read_text())[key], signal.SIGKILL)
+        now = holder(directory)
+        assert now is not None
+        os.kill(workers(now)[role][key], signal.SIGKILL)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -77,23 +78,27 @@ def test_a_reducer_that_was_told_to_end_does_not_let_ranks_wait_for_ever(ray_ses
     ray.kill(meeting)
 
 
-def test_a_leader_without_room_says_so_once_and_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No exception, which would be a failure to restart from: a sentence for all ranks, after the report they wait for."""
-    plan = rank.Plan(tiny(), tmp_path, None, "cpu", "gloo", Phase(3, 1, True), 3)
-    progress, reports = start(plan.experiment, torch.device("cpu")), list[Any]()
-    monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None, **how: reports.append(checkpoint))
-    assert rank._save(plan, progress, {"epoch": 0}, {}, {}) == ""
-    assert reports.pop().path == str(tmp_path / "checkpoints" / "epoch_0000")
+def test_a_leader_that_cannot_save_says_so_once_instead_of_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exception, which would be a failure to restart from: a sentence for all ranks, of the right kind for whoever waits."""
+    progress = start(tiny(), torch.device("cpu"))
 
     def no_space(*given: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for place in ("save_checkpoint", "_append_metrics"):
-        with monkeypatch.context() as full:
-            full.setattr(rank, place, no_space)
-            assert f"the disk of {tmp_path} is full; epoch 0 could not be saved" in rank._save(plan, progress, {"epoch": 0}, {}, {})
-        assert reports.pop() is None
-        assert not reports
+    with take(tmp_path) as lease:
+        run = record.Record(tiny(), tmp_path, lease)
+        assert rank.ended(lambda: run.save(progress, {"epoch": 0})) is None
+        for place in ("write_checkpoint", "Record._write_rows"):
+            with monkeypatch.context() as full:
+                full.setattr(f"cure_ray.runs.record.{place}", no_space)
+                ending = rank.ended(lambda: run.save(progress, {"epoch": 0}))
+            assert ending is not None
+            assert f"the disk of {tmp_path} is full; epoch 0 could not be saved" in ending.text
+            assert isinstance(ending.error, NoRoomError)
+        with take_for(tmp_path, 9):
+            lost = rank.ended(lambda: run.save(progress, {"epoch": 0}))
+        assert lost is not None
+        assert isinstance(lost.error, LostLeaseError)
 
 
 def test_two_certified_ranks_match_one_to_1e_5_after_an_epoch(ray_session: Session, tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cure_ray.search.calls import submission
 from cure_ray.search.layout import seed_run, trial_home
 from cure_ray.search.ledger import Ledger, Proposal
 from cure_ray.search.space import Sweep
-from cure_ray.search.study import claim, submission
+from cure_ray.search.study import claim
 
 SWEEP = {
     "name": "tiny",
@@ -35,7 +36,7 @@ def call(directory: Path, **changes: object) -> Iterator[Ledger]:
     """A call of `cure-ray sweep`, as far as the study sees it."""
     sweep = Sweep.model_validate({**SWEEP, **changes})
     with submission(directory, {}) as me:
-        yield Ledger(sweep, directory, me.number, lambda text: None)
+        yield Ledger(sweep, me, lambda text: None)
 
 
 def proposed(ledger: Ledger) -> Proposal:

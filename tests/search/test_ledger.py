@@ -8,6 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 from search_helpers import SWEEP, call, new_sweep, proposed, run_of, trained
 
 from cure_ray.config import resolve
+from cure_ray.runs.lease import take
 from cure_ray.search.ledger import Ledger, rung_epochs
 from cure_ray.search.objective import judge_run
 from cure_ray.search.space import Sweep
@@ -82,7 +83,9 @@ def test_values_of_a_rung_are_all_of_its_epoch(out: Path) -> None:
     with call(out) as ledger:
         run = run_of(ledger, proposed(ledger))
         trained(run, 4, {3: 0.3, 4: 0.5})
-        assert judge_run(run, 3, 10, frozenset({"union"}), "cpu", None) == {**values(0.3), "ibp_union": 0.03}
+        with take(run) as lease:
+            found = judge_run(lease, 3, 10, frozenset({"union"}), "cpu", None)
+        assert found == {**values(0.3), "ibp_union": 0.03}
     with call(out) as ledger:
         proposed(ledger)
         assert trial(ledger.study, 0).user_attrs[VALUES] == {**values(0.5), "ibp_union": 0.04}
@@ -93,8 +96,8 @@ def test_an_epoch_whose_weights_are_gone_is_not_judged_by_other_weights(out: Pat
         run = run_of(ledger, proposed(ledger))
     (run / "checkpoints" / "epoch_0004").mkdir(parents=True)
     (run / "checkpoints" / "epoch_0004" / "meta.json").write_text("{}")
-    with pytest.raises(ValueError, match="epoch_0003 does not exist"):
-        judge_run(run, 3, 10, frozenset({"union"}), "cpu", None)
+    with take(run) as lease, pytest.raises(ValueError, match="epoch_0003 does not exist"):
+        judge_run(lease, 3, 10, frozenset({"union"}), "cpu", None)
 
 
 def test_seeds_are_told_only_when_all_were_measured(tmp_path: Path) -> None:

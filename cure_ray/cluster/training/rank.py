@@ -1,18 +1,17 @@
 """What one rank of a parallel run does: its branch's epochs from the last checkpoint on, meeting the others after each."""
 
 import json
-import os
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
 import torch
-from ray.train import CheckpointUploadMode
 from ray.train.backend import Backend
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig
@@ -22,17 +21,17 @@ from cure_ray.cluster.training.ranks import Phase, Role, certified_ranks, global
 from cure_ray.cluster.training.reducer import Outcome, Part, create_reducer, exchange, to_arrays, to_tensors
 from cure_ray.config import Experiment
 from cure_ray.data.images import Images, load_dataset
-from cure_ray.errors import storage_full
-from cure_ray.runs.checkpoints import checkpoint_at, load_checkpoint, save_checkpoint, versions
-from cure_ray.runs.metrics import METRICS, read_metrics, rewind_metrics
-from cure_ray.runs.run import evaluation_images, hardware, newest_intact, no_room, restore, starting_point
+from cure_ray.errors import NoRoomError
+from cure_ray.runs.checkpoints import load_checkpoint
+from cure_ray.runs.directory import cannot_write
+from cure_ray.runs.lease import RANKS, LostLeaseError, succeed
+from cure_ray.runs.pulse import this_process
+from cure_ray.runs.record import Judge, Record, starting_point
 from cure_ray.training.epochs import DivergedError, Learner, run_epoch
-from cure_ray.training.evaluation import evaluate
 from cure_ray.training.loop import Progress, merge_metrics, natural_learner, prefers_channels_last, snapshot
 from cure_ray.training.step import Ranks
 
 DIVERGED = "diverged.txt"
-PEOPLE = "ranks"  # DIR/ranks/ct0.json: who runs where, for `cure-ray status`
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Plan:
     backend: str
     phase: Phase
     last: int  # stop after this epoch
+    call: str  # whose lease on the directory the leader may take over
 
 
 class OwnProcessGroup(TorchConfig):
@@ -70,7 +70,7 @@ def _node_address() -> str:
     return str(util.get_node_ip_address())
 
 
-def _take_seat(plan: Plan) -> Seat:
+def _take_seat(plan: Plan, desk: Path) -> Seat:
     context = ray.train.get_context()
     role = plan.phase.role(context.get_world_rank())
     same_node = context.get_local_world_size() == context.get_world_size()
@@ -80,43 +80,22 @@ def _take_seat(plan: Plan) -> Seat:
         offer = (reducer, rendezvous(plan.phase, same_node, _node_address()))
     reducer, meeting = broadcast_from_rank_zero(offer)
     ranks = certified_ranks(plan.phase, role, meeting, plan.backend)
-    me: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "gpus": ray.get_gpu_ids(), "since": time.time()}
+    people = desk / RANKS
+    me: dict[str, Any] = {**this_process(), "gpus": ray.get_gpu_ids()}
     if role.leads and reducer is not None:
         me["reducer_pid"] = ray.get(reducer.pid.remote())
-    _note(plan.directory / PEOPLE / f"{role}.json", me)
+    with suppress(OSError):  # nice to have, also where the disk is full or another call has the run
+        people.mkdir(exist_ok=True)
+        (people / f"{role}.json").write_text(json.dumps(me))
     return Seat(role, ranks, reducer)
 
 
-def _note(path: Path, about: Mapping[str, Any]) -> None:
-    """Something nice to have. On a full disk the checkpoint is the one to say so: then all ranks stand at the same place."""
-    try:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(about, indent=1))
-    except OSError as error:
-        if not storage_full(error):
-            raise
-
-
-def _resume(plan: Plan, role: Role, device: torch.device) -> tuple[Progress, dict[str, Any]]:
+def _resume(plan: Plan, record: Record | None, device: torch.device) -> tuple[Progress, dict[str, Any]]:
     """Where to go on from. The leader chooses, so that nobody is misled by a stale view of a network file system."""
-    found = newest_intact(plan.directory) if role.leads else None
+    found = record.start if record is not None else None
     path = broadcast_from_rank_zero(str(found.path) if found else None)
-    if path is None:
-        progress, extra = starting_point(plan.experiment, device)
-    else:
-        checkpoint = found or load_checkpoint(path)
-        progress = restore(checkpoint, plan.experiment, device)
-        extra = {k: v for k, v in checkpoint.meta.items() if k == "start_digest"}
-    if role.leads:
-        rewind_metrics(plan.directory, progress.epoch)
-        if found is not None and all(row["epoch"] != found.epoch for row in read_metrics(plan.directory)):
-            _append_metrics(plan.directory, found.meta["metrics"])  # killed between checkpoint and metrics line
-    return progress, extra
-
-
-def _append_metrics(directory: Path, metrics: Mapping[str, Any]) -> None:
-    with (directory / METRICS).open("a") as file:
-        file.write(json.dumps(metrics) + "\n")
+    checkpoint = found or (load_checkpoint(path) if path is not None else None)
+    return starting_point(plan.experiment, device, checkpoint)
 
 
 def _own_epoch(plan: Plan, seat: Seat, learner: Learner, images: Images, epoch: int) -> tuple[dict[str, float], str]:
@@ -175,26 +154,7 @@ def _next_epoch(plan: Plan, seat: Seat, progress: Progress, images: Images) -> t
     return {**metrics, "cosines": dict(outcome.cosines)}, to_tensors(natural.optimizer) if seat.role.leads else {}, ""
 
 
-def _save(plan: Plan, progress: Progress, metrics: Mapping[str, Any], nt_optimizer: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """The leader's epoch: the checkpoint, its metrics line, and the report, for which the other ranks wait in any case.
-
-    Returns what to say if there is no room: that is no failure of a process, which a new attempt could put right.
-    """
-    optimizers = {"ct": progress.ct.optimizer_tensors(), **({"nt": nt_optimizer} if nt_optimizer else {})}
-    target, full = checkpoint_at(plan.directory, progress.epoch), ""
-    try:
-        save_checkpoint(target, plan.experiment, progress.epoch, snapshot(progress.ct.network), optimizers, metrics, extra)
-        _append_metrics(plan.directory, metrics)
-    except OSError as error:
-        if not storage_full(error):
-            raise
-        full = no_room(plan.directory, progress.epoch)
-    checkpoint = None if full else ray.train.Checkpoint.from_directory(str(target))
-    ray.train.report({"epoch": progress.epoch}, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
-    return full
-
-
-def rank_loop(config: Mapping[str, Any]) -> str:
+def rank_loop(config: Mapping[str, Any]) -> "Ending | None":
     """The function Ray Train runs on every rank. Killing any of them loses at most the epoch they are in.
 
     Returns why it ended early, if a new attempt would not help; the driver hears it from the leader.
@@ -203,29 +163,70 @@ def rank_loop(config: Mapping[str, Any]) -> str:
     experiment = plan.experiment
     seeding.make_deterministic(experiment.execution.threads)
     device = seeding.resolve_device(plan.device)
-    seat = _take_seat(plan)
+    with ExitStack() as held:
+        record, ending = _lease(plan, held)
+        desk, ending = broadcast_from_rank_zero((record.lease.desk if record is not None else None, ending))
+        return ending or _run_epochs(plan, _take_seat(plan, desk), record, device)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a run is over before its end, although no process failed: no room on the disk, or another call has it."""
+
+    text: str
+    lost: bool
+
+    @property
+    def error(self) -> NoRoomError | LostLeaseError:
+        return LostLeaseError(self.text) if self.lost else NoRoomError(self.text)
+
+
+def ended(work: Callable[[], Any]) -> Ending | None:
+    """Do a part of the leader's writing. No exception for what a new attempt would meet again: Ray Train would make eight of them."""
+    try:
+        work()
+    except (LostLeaseError, NoRoomError) as error:
+        return Ending(str(error), isinstance(error, LostLeaseError))
+    return None
+
+
+def _lease(plan: Plan, held: ExitStack) -> tuple[Record | None, Ending | None]:
+    """The leader's right to write, ready to go on, or why there is none. Other ranks write nothing."""
+    if not plan.phase.role(ray.train.get_context().get_world_rank()).leads:
+        return None, None
+    found: list[Record] = []
+
+    def take() -> None:
+        try:
+            record = Record(plan.experiment, plan.directory, held.enter_context(succeed(plan.directory, plan.call)))
+            record.resume()
+            found.append(record)
+        except OSError as error:
+            raise cannot_write(plan.directory, error) from None
+
+    ending = ended(take)
+    return (found[0] if found else None), ending
+
+
+def _run_epochs(plan: Plan, seat: Seat, record: Record | None, device: torch.device) -> Ending | None:
+    experiment = plan.experiment
     images = load_dataset(experiment.dataset, "train", plan.data_dir).to(device)
-    progress, extra = _resume(plan, seat.role, device)
-    judged, judged_split = evaluation_images(experiment, plan.data_dir, images) if seat.role.leads else (images, "")
-    if seat.role.leads:
-        about = {"config_hash": experiment.config_hash, "hardware": hardware(device), "versions": versions()}
-        ranks = {"ct_workers": plan.phase.ct_workers, "nt_workers": int(plan.phase.natural)}
-        _note(plan.directory / "run.json", {**about, "ranks": ranks})
+    progress, extra = _resume(plan, record, device)
+    judge = Judge.of(experiment, plan.data_dir, device) if record is not None else None
+    if record is not None:
+        record.extra = extra
+        with suppress(NoRoomError):  # nice to have: the first checkpoint will say so, when all ranks stand at the same place
+            record.describe(device, ranks={"ct_workers": plan.phase.ct_workers, "nt_workers": int(plan.phase.natural)})
     while progress.epoch < plan.last:
         began = time.perf_counter()
         found, nt_optimizer, failed = _next_epoch(plan, seat, progress, images)
         if failed:  # the same bits would diverge again: say so and end, instead of being restarted
-            if seat.role.leads:
-                (plan.directory / DIVERGED).write_text(failed)
-            return ""
-        full = ""
-        if seat.role.leads:
-            cosines = {"cosines": found.pop("cosines")} if "cosines" in found else {}
-            accuracies = evaluate(progress.ct.network, judged, experiment)
-            seconds = {"eval_split": judged_split, "epoch_seconds": time.perf_counter() - began}
-            full = _save(plan, progress, {"epoch": progress.epoch, **found, **accuracies, **seconds, **cosines}, nt_optimizer, extra)
-        else:
-            ray.train.report({"epoch": progress.epoch})
-        if full := broadcast_from_rank_zero(full):
-            return full
-    return ""
+            return ended(partial(record.lease.write, plan.directory / DIVERGED, failed)) if record is not None else None
+        ending = None
+        if record is not None and judge is not None:
+            metrics = judge.epoch(progress, found, began, found.pop("cosines", None))
+            ending = ended(partial(record.save, progress, metrics, nt_optimizer))
+        ray.train.report({"epoch": progress.epoch})
+        if ending := broadcast_from_rank_zero(ending):
+            return ending
+    return None

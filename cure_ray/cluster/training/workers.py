@@ -7,26 +7,31 @@ which is the one `cure-ray train` writes in one process: same files, same bits. 
 """
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cure_ray.cluster.session import Session, require, session
-from cure_ray.cluster.training.ranks import Phase, check_batch, phases, rank_need
+from cure_ray.cluster.training.ranks import check_batch, phases, rank_need
 from cure_ray.config import Experiment
 from cure_ray.data.images import load_dataset
 from cure_ray.errors import NoRoomError, UserError, storage_full
-from cure_ray.runs.checkpoints import list_checkpoints
+from cure_ray.runs.checkpoints import newest_intact
+from cure_ray.runs.directory import CHECKPOINTS
+from cure_ray.runs.lease import succeed
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.progress import TrainingReporter
-from cure_ray.runs.run import RunResult, StoppedError, check_disk, check_own_network, claim_directory, newest_intact, prune
+from cure_ray.runs.record import WHOLE, Record, RunResult, Stretch, diverged, open_run, stopped
 
-SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; ours is the directory itself
+if TYPE_CHECKING:
+    from cure_ray.cluster.training.rank import Plan
+
+RAY = ".ray"  # DIR/.ray/: what Ray Train notes for itself
+SNAPSHOT = "checkpoint_manager_snapshot.json"  # its list of checkpoints, as versions up to 0.2 left it among ours
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class FailurePolicy:
     epoch and about half a minute. `max_failures` bounds it, because a fault that comes back every time (memory, a broken node) must
     end in a message; it counts over a whole phase. Losing a node to preemption does not count: that is the cluster's normal life.
     Divergence is not a failure of a process: the same bits would diverge again, so the run ends with a message and is not restarted.
+    Nor is a run that another call has taken over: an attempt whose leader does not get the lease ends at once.
     """
 
     max_failures: int = 8
@@ -88,14 +94,12 @@ def _sigterm_is_sigint() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _fit(
-    experiment: Experiment, directory: Path, data_dir: str | None, phase: Phase, last: int, where: Session, policy: FailurePolicy
-) -> None:
+def _fit(plan: "Plan", where: Session, policy: FailurePolicy) -> None:
     """One phase. Raises where its ranks ended early and a new attempt would not help."""
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    from cure_ray.cluster.training.rank import OwnProcessGroup, Plan, rank_loop
+    from cure_ray.cluster.training.rank import OwnProcessGroup, rank_loop
 
     class Trainer(TorchTrainer):
         """Ray's own handler of SIGINT ends the process without a word."""
@@ -107,31 +111,25 @@ def _fit(
 
             signal.signal(signal.SIGINT, stop)
 
+    experiment, phase = plan.experiment, plan.phase
     need = rank_need(experiment, phase, where.gpus)
     require(need, f"{experiment.name} ({phase.ct_workers} certified and {int(phase.natural)} natural ranks)")
     device = "cpu" if not need.gpus and experiment.execution.device == "auto" else experiment.execution.device
-    # Ray Train resumes silently from its own list; the directory may have changed since (a serial run, a pruned checkpoint).
-    (directory / "checkpoints" / SNAPSHOT).unlink(missing_ok=True)
-    prune(directory, experiment.execution.keep_checkpoints)
     # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too, and only data-parallel ranks talk at all.
     backend = "nccl" if need.gpus >= 1 and phase.ct_workers > 1 else "gloo"
     ranks: Any = rank_loop  # what it returns, Ray's types do not know yet
     result: Any = Trainer(
         ranks,
-        train_loop_config={"plan": Plan(experiment, directory, data_dir, device, backend, phase, last)},
+        train_loop_config={"plan": replace(plan, device=device, backend=backend)},
         torch_config=OwnProcessGroup(),
         scaling_config=ScalingConfig(
             num_workers=phase.workers, use_gpu=need.gpus > 0, resources_per_worker=need.resources(), placement_strategy="PACK"
         ),
-        run_config=RunConfig(
-            name="checkpoints",  # with storage_path: DIR/checkpoints/epoch_NNNN, where a run in one process puts them
-            storage_path=str(directory),
-            failure_config=FailureConfig(max_failures=policy.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=experiment.execution.keep_checkpoints),
-        ),
+        # Ray's own notes; checkpoints are the leader's. It checks that every node sees the directory.
+        run_config=RunConfig(name=RAY, storage_path=str(plan.directory), failure_config=FailureConfig(max_failures=policy.max_failures)),
     ).fit()
-    if result.return_value:
-        raise NoRoomError(result.return_value)
+    if result.return_value is not None:
+        raise result.return_value.error
 
 
 def _user_error(error: BaseException, directory: Path) -> UserError | None:
@@ -156,52 +154,45 @@ def train_parallel(
     data_dir: str | Path | None = None,
     quiet: bool = False,
     address: str | None = None,
-    until: int | None = None,
+    stretch: Stretch = WHOLE,
     policy: FailurePolicy = FailurePolicy(),  # noqa: B008 - frozen
 ) -> RunResult:
     """`cure_ray.runs.run.train_run` on Ray Train: the same directory and, on CPUs with one thread and one certified rank, the same bits."""
-    from cure_ray.cluster.training.rank import DIVERGED, PEOPLE
+    from cure_ray.cluster.training.rank import DIVERGED, Plan
 
     check_batch(experiment)
     directory = directory.absolute()
     data_dir = data_dir or os.environ.get("CURE_RAY_DATA")
     data = str(Path(data_dir).absolute()) if data_dir else None
-    check_own_network(experiment)
-    claim_directory(directory, experiment, resume)
-    check_disk(directory, experiment)
-    load_dataset(experiment.dataset, "train", data)  # fetched once, and missing data is said before anything starts
-    (directory / DIVERGED).unlink(missing_ok=True)
-    end = min(until or experiment.training.epochs, experiment.training.epochs)
+    with open_run(experiment, directory, resume, stretch.term) as run:
+        load_dataset(experiment.dataset, "train", data)  # fetched once, and missing data is said before anything starts
+        for old in (DIVERGED, RAY, f"{CHECKPOINTS}/{SNAPSHOT}"):
+            run.lease.remove(directory / old)
+        call = run.lease.call
+        with session(address) as where, _following(directory, experiment.training.epochs, quiet), _sigterm_is_sigint():
+            try:
+                for phase in phases(experiment):
+                    last = min(phase.last, stretch.end(experiment))
+                    if _saved(directory) < last and not (directory / DIVERGED).exists():
+                        _fit(Plan(experiment, directory, data, "", "", phase, last, call), where, policy)
+            except (KeyboardInterrupt, SystemExit):
+                raise stopped(directory, "a signal", _saved(directory)) from None
+            except Exception as error:
+                ours = _user_error(error, directory)
+                if ours is not None:
+                    raise ours from None
+                raise RuntimeError(
+                    f"training on Ray failed more than {policy.max_failures} times; the last epoch in {directory} is {_saved(directory)}"
+                ) from error
+        with succeed(directory, call) as lease:
+            if (directory / DIVERGED).exists():
+                raise diverged(directory, (directory / DIVERGED).read_text())
+            lease.remove(directory / RAY)
+            record = Record(experiment, directory, lease, rows=read_metrics(directory))
+            record.prune()
+            return record.result(_saved(directory))
 
-    def finished() -> int:
-        newest = newest_intact(directory)
-        return newest.epoch if newest else 0
 
-    with session(address) as where, _following(directory, experiment.training.epochs, quiet), _sigterm_is_sigint():
-        try:
-            for phase in phases(experiment):
-                last = min(phase.last, end)
-                if finished() < last and not (directory / DIVERGED).exists():
-                    _fit(experiment, directory, data, phase, last, where, policy)
-        except (KeyboardInterrupt, SystemExit):
-            raise StoppedError(
-                f"stopped after epoch {finished()}, which is saved in {directory}.\n"
-                f"Continue with: cure-ray train {directory / 'experiment.yaml'} --out {directory} --resume"
-            ) from None
-        except Exception as error:
-            ours = _user_error(error, directory)
-            if ours is not None:
-                raise ours from None
-            raise RuntimeError(
-                f"training on Ray failed more than {policy.max_failures} times; the last checkpoint in {directory} is epoch {finished()}"
-            ) from error
-        finally:
-            shutil.rmtree(directory / PEOPLE, ignore_errors=True)
-    if (directory / DIVERGED).exists():
-        raise UserError(
-            f"training stopped: {(directory / DIVERGED).read_text()}. The last good checkpoint is epoch {finished()} in {directory}. "
-            "A lower training.lr, a longer training.anneal_epochs or training.grad_clip usually helps."
-        )
-    prune(directory, experiment.execution.keep_checkpoints)
-    rows = read_metrics(directory)
-    return RunResult(directory, list_checkpoints(directory)[-1], finished(), rows[-1] if rows else {})
+def _saved(directory: Path) -> int:
+    newest = newest_intact(directory)
+    return newest.epoch if newest else 0

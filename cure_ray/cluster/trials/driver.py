@@ -5,7 +5,6 @@ It holds no resources. Training and judging are Ray tasks: in mode `serial` one 
 waiting for others could deadlock a full cluster. Light on imports: torch is loaded where it is used, in the tasks.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import ray
 
 from cure_ray.config import Experiment
 from cure_ray.errors import SoundnessError, storage_full
-from cure_ray.search.layout import GRACE, RUNNING, seed_run, trial_home
+from cure_ray.runs.lease import LostLeaseError
+from cure_ray.search.layout import seed_run, trial_home
 from cure_ray.search.records import Row, epochs_after, epochs_of, mean, rungs_passed
 from cure_ray.search.space import Sweep, experiment_at
 
@@ -24,7 +24,7 @@ Report = Callable[[Row], None]
 MAX_DEATHS = 8  # of the processes of one leg; each costs at most the epoch it was in
 MAX_ERRORS = 2  # exceptions that are ours and not the cluster's: they tend to come back
 # What a report may hold besides metrics.
-RUNG, OBJECTIVE, FAILED, UNSOUND, FULL, NOTE = "rung", "objective", "failed", "unsound", "full", "note"
+RUNG, OBJECTIVE, FAILED, UNSOUND, FULL, LOST, NOTE = "rung", "objective", "failed", "unsound", "full", "lost", "note"
 # Tune runs a trial inside a placement group of its own; tasks that it starts must not look for their CPUs there.
 OUTSIDE = {"scheduling_strategy": "DEFAULT", "max_retries": 0}  # retries are ours: Ray burns its own within seconds on a dying node
 
@@ -36,6 +36,7 @@ class Leg:
     experiment: Experiment
     directory: Path
     until: int
+    term: int  # of the trial; a later one takes the run over
     samples: int
     objectives: frozenset[str]
     data_dir: str | None
@@ -69,10 +70,8 @@ class Driver:
         experiments = {seed: experiment_at(self.sweep, config["point"], number, seed) for seed in self.sweep.seeds}
         home = trial_home(self.directory, number, experiments[self.sweep.seeds[0]].config_hash)
         runs = {seed: seed_run(home, seed) for seed in experiments}
-        if any(home.glob(f"*.{RUNNING}")):  # an earlier process of this trial died: let Ray end its tasks before going on
-            time.sleep(GRACE)
         for rung in range(max(config["rung"], rungs_passed(list(runs.values()), rungs)), len(rungs)):
-            legs = {seed: self._leg(e, runs[seed], rungs[rung], config["gpus"]) for seed, e in experiments.items()}
+            legs = {seed: self._leg(e, runs[seed], rungs[rung], config) for seed, e in experiments.items()}
             try:
                 values = _run_legs(legs, {"num_cpus": config["cpus"], "num_gpus": config["gpus"]}, report)
             except _EndedError as ended:
@@ -80,9 +79,10 @@ class Driver:
                 return
             report({RUNG: rung, "timesteps_total": rungs[rung], OBJECTIVE: mean(list(values.values()))})
 
-    def _leg(self, experiment: Experiment, run: Path, until: int, gpus: float) -> Leg:
-        device = "cpu" if not gpus and experiment.execution.device == "auto" else experiment.execution.device
-        return Leg(experiment, run, until, self.sweep.samples, frozenset(self.sweep.objectives), self.data_dir, device)
+    def _leg(self, experiment: Experiment, run: Path, until: int, config: Mapping[str, Any]) -> Leg:
+        device = "cpu" if not config["gpus"] and experiment.execution.device == "auto" else experiment.execution.device
+        objectives = frozenset(self.sweep.objectives)
+        return Leg(experiment, run, until, config["term"], self.sweep.samples, objectives, self.data_dir, device)
 
 
 class _EndedError(Exception):
@@ -154,6 +154,8 @@ def _result(ref: Any, seed: int, ends: Counter[tuple[int, bool]], report: Report
         cause = getattr(error, "cause", None) or error
     if isinstance(cause, SoundnessError):
         raise _EndedError({UNSOUND: str(cause)})
+    if isinstance(cause, LostLeaseError):
+        raise _EndedError({LOST: str(cause)})
     if storage_full(cause):
         raise _EndedError({FULL: str(cause)})
     kind, ours = type(cause).__name__, not isinstance(cause, ray.exceptions.RayError)

@@ -13,12 +13,13 @@ from cure_ray.cluster.trials.trial import need_of
 from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
 from cure_ray.networks.build import new_network
-from cure_ray.runs.run import StoppedError, stop_on_signals
+from cure_ray.runs.stopping import StoppedError, stop_on_signals
+from cure_ray.search.calls import submission
 from cure_ray.search.layout import SWEEP
 from cure_ray.search.ledger import Ledger, Say
 from cure_ray.search.ranking import ranked
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, pinned
-from cure_ray.search.study import claim, counted, submission
+from cure_ray.search.study import claim, counted
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def run_sweep(
     with submission(directory, {"sweep": sweep.name}) as me, session(address) as where, stop_on_signals() as stop:
         from cure_ray.cluster.trials.tuning import run_trials  # once a session is open: importing Tune reads Ray's environment
 
-        ledger = Ledger(sweep, directory, me.number, say)
+        ledger = Ledger(sweep, me, say)
         need = _widest(ledger, where.gpus)
         require(need, f"a trial of {sweep.name}")
 

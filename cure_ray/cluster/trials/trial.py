@@ -3,11 +3,6 @@
 A leg may be killed and started again anywhere that sees the directory: it goes on from the last checkpoint.
 """
 
-import json
-import os
-import socket
-import time
-
 from ray.exceptions import WorkerCrashedError
 
 from cure_ray.cluster.session import Need
@@ -16,8 +11,10 @@ from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.cluster.trials.driver import Leg, LegResult
 from cure_ray.config import Experiment
 from cure_ray.errors import NoRoomError, UserError
-from cure_ray.runs.run import StoppedError, train_run
-from cure_ray.search.layout import RUNNING
+from cure_ray.runs.lease import LostLeaseError, take_for
+from cure_ray.runs.record import Stretch
+from cure_ray.runs.run import train_run
+from cure_ray.runs.stopping import StoppedError
 from cure_ray.search.objective import judge_run
 
 
@@ -32,28 +29,25 @@ def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
 def train_leg(leg: Leg) -> LegResult:
     """Train up to the leg's end, in this process or, in mode parallel, on Ray Train."""
     leg.directory.mkdir(parents=True, exist_ok=True)
-    parallel = leg.experiment.execution.mode == "parallel"
-    note = leg.directory.with_name(f"{leg.directory.name}.{RUNNING}")  # beside: a run directory belongs to `cure-ray train`
-    note.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}))
+    stretch = Stretch(leg.until, leg.term)
     try:
-        if parallel:
-            train_parallel(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
+        if leg.experiment.execution.mode == "parallel":
+            train_parallel(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, stretch=stretch)
         else:
-            train_run(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, until=leg.until)
-    except NoRoomError:  # no fault of this configuration, which another time is as good as any
+            train_run(leg.experiment, leg.directory, True, leg.data_dir, quiet=True, stretch=stretch)
+    except (NoRoomError, LostLeaseError):  # no fault of this configuration, which another time, or another call, is as good as any
         raise
     except UserError as error:
         return LegResult({}, str(error))
     except StoppedError as stopped:  # a signal to this process (preemption): for those who wait for it, a death like any other
         raise WorkerCrashedError from stopped
-    finally:
-        note.unlink(missing_ok=True)
     return LegResult({})
 
 
 def judge_leg(leg: Leg) -> LegResult:
     """Measure the objective once per rung; a leg that is run again finds it."""
-    return LegResult(judge_run(leg.directory, leg.until, leg.samples, leg.objectives, leg.device, leg.data_dir))
+    with take_for(leg.directory, leg.term) as lease:
+        return LegResult(judge_run(lease, leg.until, leg.samples, leg.objectives, leg.device, leg.data_dir))
 
 
 def run_leg(leg: Leg) -> LegResult:

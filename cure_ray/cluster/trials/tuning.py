@@ -17,7 +17,7 @@ from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
 from cure_ray.cluster.session import Need
-from cure_ray.cluster.trials.driver import FAILED, FULL, MAX_DEATHS, NOTE, OBJECTIVE, RUNG, UNSOUND, Driver
+from cure_ray.cluster.trials.driver import FAILED, FULL, LOST, MAX_DEATHS, NOTE, OBJECTIVE, RUNG, UNSOUND, Driver
 from cure_ray.config import Experiment
 from cure_ray.errors import NoRoomError, SoundnessError, UserError, storage_full
 from cure_ray.search.layout import TUNE
@@ -54,7 +54,14 @@ class LedgerSearcher(Searcher):
         self.numbers[trial_id] = proposal.number
         need = self.need(proposal.experiment)
         where = {"cpus": need.cpus, "gpus": need.gpus}
-        return {"trial": proposal.number, "point": proposal.point, "rungs": proposal.rungs, "rung": proposal.rung, **where}
+        return {
+            "trial": proposal.number,
+            "point": proposal.point,
+            "rungs": proposal.rungs,
+            "rung": proposal.rung,
+            "term": proposal.term,
+            **where,
+        }
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         number = self.numbers.pop(trial_id, None)
@@ -86,6 +93,9 @@ class LedgerScheduler(FIFOScheduler):
             self.halted = NoRoomError(_no_room(self.ledger, f"trial {number} could not go on ({result[FULL]})"))
         if self.halted is not None:
             raise self.halted
+        if LOST in result:
+            self.ledger.left(number)
+            return TrialScheduler.STOP
         if FAILED in result:
             self.ledger.failed(number, result[FAILED])
             return TrialScheduler.STOP
