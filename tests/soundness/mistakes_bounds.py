@@ -21,8 +21,8 @@ BOUNDS = [
     (
         "eps after normalisation: weights not divided",
         "bounds/native/compiled.py",
-        "weight = weight / normalize.std",
-        "weight = weight / 1 + 0 * normalize.std",
+        "divided = weight / std",
+        "divided = weight / 1 + 0 * std",
     ),
     (
         "Normalize: constant bias map despite padding",

@@ -6,8 +6,10 @@ Imports of cure_ray happen inside the functions: the mutation test runs them aga
 import itertools
 import math
 import random
+from collections.abc import Callable
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,26 +34,42 @@ def _exponents(r: random.Random, count: int) -> list[float]:
 
 def wide_network(seed: int) -> SimpleNamespace:
     """A small fully connected network in float64 with one sample, its exact twin, and a radius near where the exact class changes."""
-    from cure_ray.networks.models import Network
-
     r = random.Random(seed)
     sizes = [4, *[r.choice([2, 3]) for _ in range(r.choice([0, 1, 2, 3, 5]))], 2]
+    return _filled(r, [nn.Flatten(), *(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))], (1, 2, 2))
+
+
+def wide_convolution(seed: int) -> SimpleNamespace:
+    """The same with two convolutions, whose hidden bounds are computed on windows."""
+    r = random.Random(seed)
+    return _filled(r, [nn.Conv2d(1, 1, 2), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(18, 2)], (1, 5, 5))
+
+
+def _filled(r: random.Random, modules: list[nn.Module], shape: tuple[int, int, int]) -> SimpleNamespace:
+    """Numbers for every weight, bias and pixel; a ReLU between any two affine layers."""
+    from cure_ray.networks.models import Network
+
+    affine = [m for m in modules if not isinstance(m, nn.Flatten)]
     level, layers = 0.0, list[nn.Module]()
-    exponents = _exponents(r, len(sizes) - 1)
-    for (inputs, outputs), e in zip(itertools.pairwise(sizes), exponents, strict=True):
-        layer = nn.Linear(inputs, outputs).double()
+    exponents = iter(_exponents(r, len(affine)))
+    for layer in modules:
+        layers.append(layer.double())
+        if isinstance(layer, nn.Flatten):
+            continue
+        e = next(exponents)
         level += e
         with torch.no_grad():
-            for i, row in enumerate(layer.weight):
-                for j in range(inputs):
+            for i, row in enumerate(layer.weight.flatten(1)):
+                for j in range(len(row)):
                     row[j] = 0.0 if r.random() < 0.1 else _double(r, min(398, e + r.choice([0, 0, 0, -30, -200])))
                 # as large as what is added to it, or absent, or anything
                 place = r.choice([level - 2, level - 2, -2000, r.uniform(-1074, 398)])
                 layer.bias[i] = _double(r, max(-2000, min(398, place)))
-        layers += [layer, nn.ReLU()]
-    network = Network([nn.Flatten(), *layers[:-1]], (1, 2, 2), 2).double().eval()
-    values = [r.choice([0.0, 1.0, r.random(), r.random(), math.ldexp(r.random(), r.randrange(-1074, 0))]) for _ in range(4)]
-    x = torch.tensor(values, dtype=torch.float64).view(1, 1, 2, 2)
+        layers.append(nn.ReLU())
+    network = Network(layers[:-1], shape, 2).double().eval()
+    count = math.prod(shape)
+    values = [r.choice([0.0, 1.0, r.random(), r.random(), math.ldexp(r.random(), r.randrange(-1074, 0))]) for _ in range(count)]
+    x = torch.tensor(values, dtype=torch.float64).view(1, *shape)
     twin = exact_layers(network)
     here = [Fraction(v) for v in values]
     logits = preactivations(twin, here)[-1]
@@ -62,19 +80,46 @@ def wide_network(seed: int) -> SimpleNamespace:
     for norm, size in (("linf", sum(map(abs, slope))), ("l2", _root(sum(g * g for g in slope))), ("l1", max(map(abs, slope)))):
         wanted = ratio * margin / size if size else Fraction(1, 3)
         eps[norm] = float(min(max(wanted, Fraction(2) ** -1074), Fraction(2) ** 99))
-    return SimpleNamespace(network=network, x=x, y=torch.tensor([y]), layers=twin, eps=eps, rivals=logits[0] != logits[1])
+    return SimpleNamespace(network=network, x=x, y=torch.tensor([y]), layers=twin, eps=eps)
 
 
 def exact_layers(network: nn.Sequential) -> Layers:
-    linear = [m for m in network if isinstance(m, nn.Linear)]
-    return [([[Fraction(w) for w in row] for row in m.weight.tolist()], [Fraction(b) for b in m.bias.tolist()]) for m in linear]
+    """Every affine layer as a matrix. Pixels come in the image's order (channel, height, width), outputs in the engine's (channel last)."""
+    shape, layers, order = network.input_shape, list[Any](), None
+    for module in network:
+        if isinstance(module, nn.Conv2d):  # unpadded, stride 1
+            channels, height, width = shape
+            outputs, (kh, kw) = module.out_channels, module.kernel_size
+            places = [(h, w, o) for h in range(height - kh + 1) for w in range(width - kw + 1) for o in range(outputs)]
+            index = {(c, h, w): (c * height + h) * width + w for c in range(channels) for h in range(height) for w in range(width)}
+            index = index if order is None else {place: order[place] for place in index}
+            weight, bias, rows = module.weight.tolist(), module.bias.tolist(), []
+            for h, w, o in places:
+                row = [Fraction(0)] * len(index)
+                for c, i, j in itertools.product(range(channels), range(kh), range(kw)):
+                    row[index[c, h + i, w + j]] = Fraction(weight[o][c][i][j])
+                rows.append(row)
+            layers.append((rows, [Fraction(bias[o]) for _, _, o in places]))
+            shape, order = (outputs, height - kh + 1, width - kw + 1), {(o, h, w): n for n, (h, w, o) in enumerate(places)}
+        elif isinstance(module, nn.Linear):
+            places = list(itertools.product(*map(range, shape))) if order is not None else []
+            column = [order[place] for place in places] if order is not None else list(range(module.in_features))
+            weight = []
+            for row in module.weight.tolist():
+                moved = [Fraction(0)] * len(row)
+                for n, value in zip(column, row, strict=True):
+                    moved[n] = Fraction(value)
+                weight.append(moved)
+            layers.append((weight, [Fraction(b) for b in module.bias.tolist()]))
+            order = None
+    return layers
 
 
 def preactivations(layers: Layers, x: Point) -> list[Point]:
     """The outputs of every affine layer, exactly."""
     found = list[Point]()
     for W, b in layers:
-        found.append([sum((w * v for w, v in zip(row, x, strict=True)), bias) for row, bias in zip(W, b, strict=True)])
+        found.append([sum((w * v for w, v in zip(row, x, strict=True) if w and v), bias) for row, bias in zip(W, b, strict=True)])
         x = [max(z, Fraction(0)) for z in found[-1]]
     return found
 
@@ -85,7 +130,7 @@ def gradient(layers: Layers, x: Point, y: int) -> Point:
     g = [Fraction(1 if i == y else -1) for i in range(2)]
     for (W, _), on in zip(reversed(layers), [None, *reversed(active[:-1])], strict=True):
         g = [v if on is None or on[i] else Fraction(0) for i, v in enumerate(g)]
-        g = [sum((g[i] * W[i][j] for i in range(len(W))), Fraction(0)) for j in range(len(W[0]))]
+        g = [sum((g[i] * W[i][j] for i in range(len(W)) if g[i] and W[i][j]), Fraction(0)) for j in range(len(W[0]))]
     return g
 
 
@@ -125,14 +170,14 @@ def _margin(logits: Point, y: int) -> Fraction:
     return logits[y] - logits[1 - y]
 
 
-def check_wide(seed: int, box: bool | None = None) -> int:
+def check_wide(seed: int, box: bool | None = None, make: Callable[[int], SimpleNamespace] = wide_network) -> int:
     """Every bound of the deciding pass holds at every hostile point, with no tolerance; the number of certificates given."""
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
     from cure_ray.bounds.native.relaxation import interval_bounds
     from cure_ray.threats.balls import Ball
 
-    case = wide_network(seed)
+    case = make(seed)
     box = bool(seed % 2) if box is None else box
     engine, count = NativeEngine(case.network, "cpu"), 0
     here = [Fraction(v) for v in case.x.flatten().tolist()]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soundness_rational import check_wide
+from soundness_rational import check_wide, wide_convolution
 from torch import nn
 
 from cure_ray.bounds.native.engine import NativeEngine
@@ -66,6 +66,11 @@ def test_bounds_hold_in_rational_arithmetic_for_random_exponents(seed, box):
 @given(seed=st.integers(0, 10**12), box=st.booleans())
 def test_bounds_hold_in_rational_arithmetic_for_many_random_exponents(seed, box):
     check_wide(seed, box)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_on_windows_hold_in_rational_arithmetic_too(seed):
+    check_wide(seed, make=wide_convolution)
 
 
 def test_the_extreme_networks_are_not_all_hopeless():
