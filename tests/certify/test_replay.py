@@ -25,7 +25,7 @@ from cure_ray.interchange.foreign import load_npz
 from cure_ray.results.fsck import fsck
 from cure_ray.results.schema import from_table
 from cure_ray.results.store import Store
-from cure_ray.runs.checkpoints import save_checkpoint
+from cure_ray.runs.checkpoints import write_checkpoint
 from cure_ray.threats import Ball, Patch, Threat
 from cure_ray.threats.box import UNIT
 from cure_ray.threats.text import read_threats
@@ -173,7 +173,7 @@ def test_a_stores_word_runs_no_code_and_missing_networks_are_named(store: Store,
 def test_checkpoints_and_onnx_files_are_found_where_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = parse_experiment({"network": {"name": "mlp", "width": 0.2}, "certification": {"samples": 6}})
     torch.manual_seed(0)
-    save_checkpoint(tmp_path / "epoch_0001", experiment, 1, new_network(experiment).state_dict(), {}, {})
+    write_checkpoint(tmp_path / "epoch_0001", experiment, 1, new_network(experiment).state_dict(), {}, {})
     certify(checkpoint=[tmp_path / "epoch_0001"], out=str(tmp_path / "own"), device="cpu", stages="ibp,attack", quiet=True)
     write_onnx(tiny.network(), tmp_path / "net.onnx")
     x, y = tiny.samples(4)
