@@ -13,6 +13,7 @@ from rich.text import Text
 from cure_ray.certification.pace import Pace, Watcher
 
 LINE_SECONDS = 30.0
+BAR = 20  # characters
 
 
 class _Left(ProgressColumn):
@@ -24,6 +25,21 @@ class _Left(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(self.reporter.left())
+
+
+class _Stages(ProgressColumn):
+    """What each stage decided, as far as a narrow terminal has room beside what matters more."""
+
+    def __init__(self, reporter: "Reporter") -> None:
+        super().__init__()
+        self.reporter = reporter
+
+    def render(self, task: Task) -> Text:
+        counts = len(str(self.reporter.total)) * 2 + 1
+        taken = len("certifying") + BAR + counts + len(self.reporter.left()) + 4  # and the gaps
+        text = Text(self.reporter.by(), no_wrap=True)
+        text.truncate(max(0, self.reporter.console.width - taken), overflow="ellipsis")
+        return text
 
 
 class Reporter(Watcher):
@@ -51,11 +67,11 @@ class Reporter(Watcher):
             self.console.print(f"{resumed} of {self.total} verdicts are there already")
         if self.console.is_terminal and not self.quiet:
             self.bar = Progress(
-                TextColumn("certifying"), BarColumn(), MofNCompleteColumn(), _Left(self),
-                TextColumn("{task.fields[by]}"), console=self.console, transient=True,
+                TextColumn("certifying"), BarColumn(BAR), MofNCompleteColumn(), _Left(self), _Stages(self),
+                console=self.console, transient=True,
             )  # fmt: skip
             self.bar.start()
-            self.task = self.bar.add_task("", total=self.total, completed=resumed, by="")
+            self.task = self.bar.add_task("", total=self.total, completed=resumed)
 
     def begin(self, pace: Pace) -> None:
         self.pace = pace
@@ -66,12 +82,14 @@ class Reporter(Watcher):
             return ""
         return f"about {seconds:.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
 
+    def by(self) -> str:
+        return ", ".join(f"{s} {n}" for s, n in self.decided.items() if n)
+
     def __call__(self, stage: str, decided: int) -> None:
         self.decided[stage] += decided
-        by = ", ".join(f"{s} {n}" for s, n in self.decided.items() if n)
         seen = self.resumed + sum(self.decided.values())
         if self.bar is not None:
-            self.bar.update(self.task, completed=min(self.total, seen), by=by)
+            self.bar.update(self.task, completed=min(self.total, seen))
         elif not self.quiet and time.monotonic() - self.spoken > LINE_SECONDS:
             self.spoken, left = time.monotonic(), self.left()
-            self.console.print(f"decided {seen} of {self.total} ({by})" + (f"; {left}" if left else ""))
+            self.console.print(f"decided {seen} of {self.total} ({self.by()})" + (f"; {left}" if left else ""))

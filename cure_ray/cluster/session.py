@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cure_ray.cluster.embedded import embedded_ray, keep_signals
+from cure_ray.cluster.voice import brief_messages
 from cure_ray.config.factories import ALLOW
 from cure_ray.errors import UserError
 
@@ -87,6 +88,7 @@ def session(address: str | None = None, cpus: int | None = None) -> Iterator[Ses
     with ExitStack() as stack:
         if not ray.is_initialized():
             cluster = _cluster_address(address)
+            stack.enter_context(brief_messages())
             if cluster is None:
                 _directory.append(stack.enter_context(embedded_ray(cpus)))
                 stack.callback(_directory.clear)

@@ -1,6 +1,5 @@
 """Sweeps and runs in words, read from their directories alone: works from another shell, and without Ray."""
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,10 @@ from cure_ray.runs.lease import at_work, holder, workers
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.pulse import presence
 from cure_ray.search.calls import FRESH, Calls
-from cure_ray.search.layout import SWEEP, TRIALS
+from cure_ray.search.layout import SWEEP, trial_runs
+from cure_ray.search.outlook import duration, epochs_of, seconds_left, sweep_left
 from cure_ray.search.space import Sweep, load_sweep
 from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, read_study
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def describe_directory(directory: Path) -> str:
@@ -62,7 +56,7 @@ def _run(run: Path) -> list[str]:
     if rows:
         lines[0] += f", clean {100 * rows[-1].get('clean', 0):.1f} %"
     if rows and done < epochs:
-        lines.append(f"about {duration(_left(rows, epochs))} left at the pace of its last epochs")
+        lines.append(f"about {duration(seconds_left(rows, epochs))} left at the pace of its last epochs")
     now = holder(run)
     if now is not None and at_work(now):
         lines.append(f"running: {_people(run)}")
@@ -71,11 +65,6 @@ def _run(run: Path) -> list[str]:
     saved = list_checkpoints(run)
     lines.append(f"last checkpoint: {saved[-1]}" if saved else "no checkpoint yet")
     return lines
-
-
-def _left(rows: Sequence[dict[str, float]], epochs: int) -> float:
-    recent = [row["epoch_seconds"] for row in rows[-3:] if "epoch_seconds" in row]
-    return (epochs - rows[-1]["epoch"]) * sum(recent) / max(1, len(recent))
 
 
 def _sweep(directory: Path) -> str:
@@ -101,7 +90,7 @@ def _sweep(directory: Path) -> str:
     for trial in owned:
         lines += _running(directory, trial)
     lines += [f"trial {t.number} failed: {t.user_attrs[FAILED]}" for t in trials if FAILED in t.user_attrs][-3:]
-    left = _sweep_left(sweep, trials, owned)
+    left = sweep_left(sweep, trials, owned, directory)
     return "\n".join([*lines, *([f"about {duration(left)} left"] if alive and left is not None else [])])
 
 
@@ -118,23 +107,9 @@ def _best(trials: Sequence[FrozenTrial], sweep: Sweep) -> list[str]:
 
 def _running(directory: Path, trial: FrozenTrial) -> list[str]:
     lines = []
-    for home in (directory / TRIALS).glob(f"{trial.number:04d}-*"):
-        for run in sorted(p for p in home.iterdir() if (p / "experiment.yaml").is_file()):
-            rows = read_metrics(run)
-            people = _people(run)
-            epochs = load_experiment(run / "experiment.yaml").training.epochs
-            done = int(rows[-1]["epoch"]) if rows else 0
+    for run in trial_runs(directory, trial.number):
+        epochs, rows = epochs_of(run)
+        if epochs:
+            done, people = int(rows[-1]["epoch"]) if rows else 0, _people(run)
             lines.append(f"trial {trial.number} {run.name}: epoch {done} of {epochs}{'; ' + people if people else ''}")
     return lines or [f"trial {trial.number}: waiting for resources"]
-
-
-def _sweep_left(sweep: Sweep, trials: Sequence[FrozenTrial], running: Sequence[FrozenTrial]) -> float | None:
-    """From how long finished trials took and how many run at once."""
-    times = [t.duration.total_seconds() for t in trials if t.duration is not None and t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-    if not times or not running:
-        return None
-    mean, now = sum(times) / len(times), time.time()
-    current = [max(0.0, mean - (now - t.datetime_start.timestamp())) for t in running if t.datetime_start]
-    waiting = sum(t.state == TrialState.WAITING for t in trials)
-    unstarted = max(waiting, (sweep.trials or 0) - (len(trials) - waiting))
-    return max([*current, 0.0]) + mean * unstarted / len(running)

@@ -95,3 +95,22 @@ def test_a_line_says_what_is_decided_and_the_time_left_only_when_it_is_known(mon
             pace.learn(shard, cost(shard))
         reporter("crown", 35)
     assert written.getvalue().splitlines()[1] == "decided 40 of 800 (ibp 5, crown 35); about 20 min left"  # 380 * 0.2 + 380 * 3 s
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_narrow_terminal_still_shows_how_much_is_done_and_the_time_left(width: int) -> None:
+    todo, written = shards(), io.StringIO()
+    with progress.Reporter(800, quiet=False) as reporter:
+        reporter.console = Console(file=written, force_terminal=True, width=width, color_system=None)
+        reporter.start(0)
+        pace = Pace(todo)
+        reporter.begin(pace)
+        for shard in (todo[0], todo[20]):
+            pace.learn(shard, cost(shard))
+        for stage in ("clean", "ibp", "crown-ibp", "attack", "crown", "alpha-crown", "branching", "open"):
+            reporter(stage, 5)
+        assert reporter.bar is not None
+        reporter.bar.refresh()
+    line = written.getvalue().split("certifying")[-1].splitlines()[0]
+    assert " 40/800 about 20 min left clean 5, ibp 5" in line
+    assert ("…" in line) == (width == 80)

@@ -17,6 +17,7 @@ from cure_ray.runs.stopping import StoppedError, stop_on_signals
 from cure_ray.search.calls import submission
 from cure_ray.search.layout import SWEEP
 from cure_ray.search.ledger import Ledger, Say
+from cure_ray.search.outlook import Minute
 from cure_ray.search.ranking import ranked
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, pinned
 from cure_ray.search.study import claim, counted
@@ -60,8 +61,14 @@ def run_sweep(
             return sweep.concurrency or max(1, fitting(need, usable_nodes()) // need.workers)
 
         say(f"sweep {sweep.name}: {capacity()} trainings at once, {counted(ledger.study)} trials there already, in {directory}")
+        minute = Minute(ledger)
+
+        def turn() -> None:
+            stop()
+            minute()
+
         try:
-            run_trials(Driver(sweep, directory, data), ledger, lambda experiment: need_of(experiment, where.gpus), capacity, stop)
+            run_trials(Driver(sweep, directory, data), ledger, lambda experiment: need_of(experiment, where.gpus), capacity, turn)
         except StoppedError as stopped:
             raise StoppedError(
                 f"stopped by {stopped}; everything up to the last epochs is saved in {directory}.\n"
