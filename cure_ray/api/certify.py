@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import pandas as pd
 
 from cure_ray.api.execution import MEMORY, Task, execute, in_memory, placed, prepare, threads
+from cure_ray.api.progress import remark
 from cure_ray.api.request import Cascade, CertificationRequest, Execution, parse_seconds, parse_stages
 from cure_ray.api.results import Results
 from cure_ray.api.subject import Subject, given_samples, subjects
@@ -157,6 +158,7 @@ def run(asked: CertificationRequest) -> CertificationResult:
     many = asked.add or len(asked.subjects) > 1
     with threads(asked.execution.threads):
         asked.check()
+        remark(asked.remarks(), asked.execution.quiet)
         root = str(asked.out) if asked.out is not None else f"{MEMORY}cure_ray/{uuid.uuid4().hex}"
         tasks = tuple(prepare(asked, subject, root, many) for subject in asked.subjects)
         store = Store.open(root)

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -40,6 +41,12 @@ class _Stages(ProgressColumn):
         text = Text(self.reporter.by(), no_wrap=True)
         text.truncate(max(0, self.reporter.console.width - taken), overflow="ellipsis")
         return text
+
+
+def remark(lines: Iterable[str], quiet: bool) -> None:
+    """What a person should know before it begins."""
+    for line in () if quiet else lines:
+        print(f"note: {line}", file=sys.stderr)
 
 
 class Reporter(Watcher):

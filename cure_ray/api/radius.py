@@ -13,7 +13,7 @@ import torch
 
 from cure_ray.api.certify import Options, build
 from cure_ray.api.execution import placed, threads
-from cure_ray.api.progress import Reporter
+from cure_ray.api.progress import Reporter, remark
 from cure_ray.api.request import CertificationRequest
 from cure_ray.certification.balls import Certifier
 from cure_ray.certification.engines import make_engine
@@ -124,6 +124,7 @@ def run_radius(request: CertificationRequest, norm: Norm, precision: float) -> R
     (subject,), device = request.subjects, placed(request.execution)
     with threads(request.execution.threads):
         request.check()
+        remark(request.remarks(), request.execution.quiet)
         engine = make_engine(request.cascade.engine, subject.network, device, subject.input_shape)
         settings = request.settings_of(subject)
         job = Job.make(subject.digest, subject.samples, engine, settings, request.seed)

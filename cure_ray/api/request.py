@@ -1,6 +1,6 @@
 """What a certification is asked for, typed: whom, against what, how hard to try, where to run, where to keep it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,9 +15,12 @@ from cure_ray.errors import UserError
 from cure_ray.interchange.foreign import check_samples
 from cure_ray.threats import Threat
 from cure_ray.threats.box import UNIT, Box
+from cure_ray.threats.numbers import read_number
 from cure_ray.threats.text import check_distinct, read_threats
 from cure_ray.threats.transformations import check_grid
 
+MOST_THREADS = 4096
+SEEDS = range(-(2**63), 2**63)  # what a column of the results holds
 LONG = 3600.0  # seconds a sample gets when only its nodes are limited: a guard, not a budget
 
 
@@ -63,7 +66,7 @@ def parse_seconds(text: str | float | None) -> float | None:
         return None
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(str(text)[-1:])
     try:
-        value = float(str(text)[:-1] if unit else text) * (unit or 1.0)
+        value = read_number(str(text)[:-1] if unit else str(text)) * (unit or 1.0)
     except ValueError:
         raise UserError(f"--budget: {text!r} is not a time like 10s, 2m or 0") from None
     if not 0 <= value < float("inf"):
@@ -92,6 +95,8 @@ class Execution:
         if self.workers < 1 or self.threads < 1 or self.gpus_per_worker < 0:
             given = f"workers={self.workers}, threads={self.threads}, gpus_per_worker={self.gpus_per_worker}"
             raise UserError(f"at least one worker and one thread, and no negative share of a GPU; got {given}")
+        if self.threads > MOST_THREADS:
+            raise UserError(f"at most {MOST_THREADS} threads, got {self.threads}; more than the cores of a machine are of no use")
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,10 @@ class CertificationRequest:
     add: bool = False  # allow results of several checkpoints in one `out`
     yes: bool = False  # start geometric grids of any size
     grid: str | None = None  # cells of transformations read from text; None: the experiment's, or the standard ones
+
+    def __post_init__(self) -> None:
+        if self.seed not in SEEDS:
+            raise UserError(f"a seed must fit into 64 bits ({SEEDS[0]} to {SEEDS[-1]}), got {self.seed}")
 
     def threats_of(self, subject: Subject) -> list[Threat]:
         """What was asked for: here, else in the experiment, else all its norms."""
@@ -138,6 +147,13 @@ class CertificationRequest:
             raise UserError(f"samples must be at least 1, got {self.samples}")
         wanted = self.samples or (defaults.samples if defaults and not subject.own_data else total)
         return [int(i) for i in select_samples(total, wanted, defaults.selection if defaults else "first")]
+
+    def remarks(self) -> Iterator[str]:
+        """What will not be quite as asked, though nothing is wrong with it."""
+        for subject in self.subjects:
+            total = len(subject.samples)
+            if isinstance(self.samples, int) and self.samples > total:
+                yield f"{self.samples} samples were asked for; {subject.samples.dataset} has {total}, all of which are certified"
 
     def settings_of(self, subject: Subject) -> CascadeSettings:
         return self.cascade.settings(subject.defaults)

@@ -16,6 +16,8 @@ from cure_ray.errors import UserError, nearest
 from cure_ray.threats import Threat
 from cure_ray.threats.box import UNIT, Box
 
+MOST_NODES = 2**63 - 1  # what a column of the results holds
+
 
 @dataclass(frozen=True)
 class CascadeSettings:
@@ -38,6 +40,8 @@ class CascadeSettings:
             raise UserError(f"no stage selected. Valid: {', '.join(CASCADE)}.")
         if not self.seconds >= 0 or self.nodes < 0 or self.batch < 1:
             raise UserError(f"budgets must not be negative: seconds={self.seconds}, nodes={self.nodes}, batch={self.batch}")
+        if self.nodes > MOST_NODES:
+            raise UserError(f"at most {MOST_NODES:,} nodes, got {self.nodes}")
         object.__setattr__(self, "box", Box.of(self.box))  # True and False are understood
         ordered = tuple(stage for stage in CASCADE if stage in self.stages)
         object.__setattr__(self, "stages", ordered)

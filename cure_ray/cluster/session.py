@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ ENVIRONMENT = {
 }
 # Set by cluster.yaml: what a cluster that starts with nothing may grow to, "8xCPU:8,GPU:1" (several kinds with ";"), or "1": unknown.
 AUTOSCALING = "CURE_RAY_AUTOSCALING"
+KNOCK_SECONDS = 10.0
 _directory: list[Path] = []  # of the embedded session that is open in this process
 
 
@@ -58,14 +60,23 @@ def _allowed_code() -> dict[str, Any] | None:
     return {"env_vars": {ALLOW: os.environ[ALLOW]}} if os.environ.get(ALLOW) else None
 
 
+def _knock(address: str) -> None:
+    """Ray itself tries an address where nothing listens for minutes, and prints a warning for every attempt."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():  # else a name such as `auto`, which Ray resolves
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS):
+            pass
+
+
 @contextmanager
 def _joined_cluster(address: str) -> Iterator[None]:
     import ray
 
     try:
+        _knock(address)
         with keep_signals():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_allowed_code())
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"no Ray cluster could be reached at {address!r} ({reason}). Start one (`ray start --head`, or `ray up cluster.yaml`), "

@@ -106,7 +106,7 @@ class Experiment(Model):
 
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$", description="A short name for tables and directories.")
     origin: str = Field("", description="Where the settings came from (preset, profile, scale); written by cure-ray, for the reader.")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="One seed for everything random.")
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(0, description="One seed for everything random.")
     dataset: Dataset = Dataset()
     network: NetworkConfig = NetworkConfig()
     threats: Threats = Threats()

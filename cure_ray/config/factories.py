@@ -158,6 +158,10 @@ def import_function(factory: str, where: str) -> Callable[..., Any]:
         made = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
         raise UserError(f"{where}: cannot import {module} ({error}); set PYTHONPATH to where it is") from error
+    except UserError:
+        raise
+    except Exception as error:  # a syntax error, or whatever its top level does
+        raise UserError(f"{where}: importing {module} failed ({type(error).__name__}: {error})") from error
     if not callable(made):
         raise UserError(f"{where}: {module} has no function {function!r}")
     return made

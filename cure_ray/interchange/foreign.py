@@ -23,8 +23,11 @@ def load_foreign_network(factory: str, weights: Path | None) -> nn.Module:
     make = import_function(factory, f"--network {factory}")
     try:
         network = make()
-    except TypeError as error:
-        raise UserError(f"--network {factory}: calling it without arguments failed ({error})") from error
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"--network {factory}: calling it without arguments failed ({reason})") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"--network {factory}: it returned {type(network).__name__}, not a torch module")
     if weights is not None:
@@ -79,6 +82,12 @@ def _array(values: Any) -> "np.ndarray[Any, Any]":
         raise UserError(f"not an array ({error})") from None
 
 
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether a network that takes such images was more likely meant for (C, H, W): a flat first layer would take either."""
+    usual = (1, 3, 4)
+    return len(shape) == 3 and shape[2] in usual and shape[0] not in usual and shape[1] > 1
+
+
 def check_samples(samples: Samples, network: nn.Module, box: Box = UNIT) -> None:
     """Refuse a wrong range, shape or label before any work is done. NaN pixels are left to the cascade, as `error` rows."""
     finite = samples.images[torch.isfinite(samples.images)]
@@ -92,6 +101,12 @@ def check_samples(samples: Samples, network: nn.Module, box: Box = UNIT) -> None
     shape = tuple(samples.images.shape[1:])
     if expected is not None and tuple(expected) != shape:
         raise UserError(f"the network takes images of shape {tuple(expected)}, the data has {shape}")
+    if expected is None and _channels_last(shape):
+        raise UserError(
+            f"the images have the shape {shape}, which looks like height, width, channels; channels come first: (N, C, H, W), that is "
+            f"images.transpose(0, 3, 1, 2). If {shape[0]} channels of {shape[1]}x{shape[2]} pixels are meant, say so in the network: "
+            f"network.input_shape = {shape}"
+        )
     try:
         with torch.no_grad():
             logits = network(torch.zeros(1, *shape))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cure_ray.errors import UserError
+from cure_ray.threats.numbers import read_number
 
 UNBOUNDED = "none"
 
@@ -56,7 +57,7 @@ class Box:
             if what.strip() == UNBOUNDED:
                 return EVERYWHERE
             try:
-                ends = [float(part) for part in what.split(",")]
+                ends = [read_number(part) for part in what.split(",")]
             except ValueError:
                 ends = []
         else:

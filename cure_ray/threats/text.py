@@ -12,6 +12,7 @@ from cure_ray.errors import UserError
 from cure_ray.threats import Threat
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm, check_ball
+from cure_ray.threats.numbers import read_number
 from cure_ray.threats.patches import Patch, check_size
 from cure_ray.threats.transformations import check_ascii, check_grid, parse_transformation
 
@@ -38,10 +39,11 @@ def parse_ball(text: str, radii: Mapping[Norm, float] | None = None) -> Ball:
         if not known.get(norm):
             raise UserError(f"{norm} alone means the experiment's radius, and here is none: write it out, like {norm}=0.1")
         return Ball(norm, known[norm])
-    if "_" in radius:  # 1_0 is ten to Python and a slip to everybody else
-        raise UserError(f"{text!r} is not like linf=0.1 or linf=8/255")
     try:
-        eps = float(Fraction(radius)) if "/" in radius else float(radius)
+        if "/" in radius and "_" not in radius:
+            eps = float(Fraction(radius))
+        else:
+            eps = read_number(radius)
     except (ValueError, ZeroDivisionError, OverflowError):
         raise UserError(f"{text!r} is not like linf=0.1 or linf=8/255") from None
     return Ball(check_ball(norm, eps), eps)
