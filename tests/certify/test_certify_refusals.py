@@ -127,11 +127,11 @@ def test_a_refusal_says_whether_rounding_or_a_hook_is_to_blame() -> None:
     with torch.no_grad():
         network[1].bias.add_(1e8)
         network[3].bias.sub_(1e8 * network[3].weight.sum(1))
-    with pytest.raises(UserError, match="loses its outputs to rounding.*Large terms cancel"):
+    with pytest.raises(UserError, match=r"loses its outputs to rounding.*Large terms cancel"):
         cure_ray.certify(network, images, labels, "linf=0.01", quiet=True)
+    hooked = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    hooked[1].register_forward_hook(lambda module, given, out: out + 1)
     with pytest.raises(UserError, match="hook"):
-        hooked = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
-        hooked[1].register_forward_hook(lambda module, given, out: out + 1)
         cure_ray.certify(hooked, images, labels, "linf=0.01", quiet=True)
 
 
@@ -140,5 +140,5 @@ def test_a_dead_address_is_said_before_ray_waits_for_it() -> None:
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
         for given in (address, f"ray://{address}"):
-            with pytest.raises(UserError, match="no Ray cluster could be reached .*refused"), session(given):
+            with pytest.raises(UserError, match=r"no Ray cluster could be reached .*refused"), session(given):
                 pass
