@@ -6,7 +6,6 @@ The measured wall and CPU times are in docs/benchmarks.md.
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,9 +20,7 @@ from cure_ray.results import tables
 from cure_ray.results.frames import load
 from cure_ray.results.schema import SCHEMA
 from cure_ray.results.store import Store
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "results"))
-import fabricate
+from cure_ray.testing import fabricate
 
 TABLES = (
     tables.accuracy_table,

@@ -10,15 +10,16 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
     "errors", "seeding", "catalogue", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange",
-    "certification", "search", "results", "cluster", "api", "commands", "cli", "__main__",
+    "certification", "search", "results", "cluster", "api", "commands", "cli", "__main__", "testing",
 )  # fmt: skip
 OUTSIDE = {
     "ray": {"cluster"},
-    "pandas": {"results", "api"},
+    "pandas": {"results", "api", "testing"},
     "matplotlib": {"results"},
     "typer": {"commands", "cli"},
     "optuna": {"search", "cluster", "results"},
     "onnx": {"interchange"},
+    "pytest": {"testing"},
 }
 
 

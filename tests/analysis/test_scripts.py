@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import fabricate
 import pandas as pd
 import pytest
-import stores
 
 from cure_ray.results.outputs import Analysis, escape_latex, script, to_markdown
 from cure_ray.results.paper import compare, doubts, parse_radii, read_paper
 from cure_ray.results.study import build_study
+from cure_ray.testing import fabricate, stores
 
 FOLDER = Path(__file__).parent.parent.parent / "analysis"
 SCRIPTS = sorted(p.stem for p in FOLDER.glob("*.py"))

@@ -4,7 +4,6 @@ import gc
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import fsspec
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ from cure_ray.commands.certify import certify as command
 from cure_ray.interchange import write_onnx
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
+from cure_ray.testing import tiny
 
 THREATS = "linf=0.03,l2=0.2,l1=0.4"
 QUICK: dict[str, Any] = {"quiet": True, "device": "cpu"}
@@ -71,7 +71,11 @@ def test_the_command_line_a_store_and_memory_give_the_same_rows(
     x, y = tiny.samples(12)
     np.savez(tmp_path / "images.npz", images=x.numpy(), labels=y.numpy())
     torch.save(tiny.network().state_dict(), tmp_path / "w.pt")
-    options: dict[str, Any] = {"network": "certify_tiny:architecture", "weights": tmp_path / "w.pt", "data": tmp_path / "images.npz"}
+    options: dict[str, Any] = {
+        "network": "cure_ray.testing.tiny:architecture",
+        "weights": tmp_path / "w.pt",
+        "data": tmp_path / "images.npz",
+    }
     command(**options, threats=THREATS, out=str(tmp_path / "cli"), device="cpu", quiet=True)
     printed = Store.open(tmp_path / "cli").read().to_pandas()
     assert same(printed, result.verdicts)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +18,7 @@ from cure_ray.certification.balls import Certifier
 from cure_ray.certification.radii import between
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import SoundnessError
+from cure_ray.testing import tiny
 
 QUICK: dict[str, Any] = {"quiet": True, "device": "cpu"}
 DUAL = {"linf": 1, "l2": 2, "l1": math.inf}
@@ -148,9 +148,9 @@ def test_the_command_prints_and_writes_the_brackets(tmp_path: Path) -> None:
     x, y = tiny.samples(2)
     np.savez(tmp_path / "d.npz", images=x.numpy(), labels=y.numpy())
     torch.save(tiny.network().state_dict(), tmp_path / "w.pt")
-    words = ["radius", "--network", "certify_tiny:architecture", "--weights", "w.pt", "--data", "d.npz", "--norm", "linf"]
+    words = ["radius", "--network", "cure_ray.testing.tiny:architecture", "--weights", "w.pt", "--data", "d.npz", "--norm", "linf"]
     more = ["--precision", "0.2", "--stages", "ibp,crown-ibp,attack", "--table", "radii.csv", "--quiet", "--device", "cpu"]
-    places = f"{Path(tiny.__file__).parent}:{Path(cure_ray.__file__).parents[1]}"
+    places = str(Path(cure_ray.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-m", "cure_ray", *words, *more], cwd=tmp_path, env={"PYTHONPATH": places, "PATH": "/usr/bin:/bin"},
         capture_output=True, text=True, check=False,

@@ -17,8 +17,6 @@ from cure_ray.networks.models import Network, Normalize, cnn7, conv_small, mlp
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import Norm
 
-torch.set_num_threads(1)
-
 THREATS = [Ball("linf", 0.03), Ball("l2", 0.3), Ball("l1", 0.8)]
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 

@@ -1,12 +1,12 @@
 """The rounding term of the auto_LiRPA engine: a certificate means the same whichever engine gave it."""
 
 import math
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
+from soundness_networks import tied_network
+from soundness_rational import hostile_points, preactivations, wide_network
 from torch import Tensor, nn
 
 from cure_ray.attacks import AttackSettings
@@ -17,10 +17,6 @@ from cure_ray.certification.job import CascadeSettings
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "soundness"))
-from soundness_networks import tied_network
-from soundness_rational import hostile_points, preactivations, wide_network
 
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from cure_ray.testing import tiny
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def foreign(tmp_path: Path) -> dict[str, Any]:
     x, y = tiny.samples(24)
     np.savez(tmp_path / "data.npz", images=(x * 255).round().to(torch.uint8).numpy(), labels=y.numpy())
     return {
-        "network": "certify_tiny:architecture",
+        "network": "cure_ray.testing.tiny:architecture",
         "weights": tmp_path / "weights.safetensors",
         "data": tmp_path / "data.npz",
         "threats": "linf=0.03,l2=0.2,l1=0.4",

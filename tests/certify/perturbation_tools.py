@@ -16,7 +16,6 @@ from cure_ray.training.propagation import Region, propagate, upper_bounds
 @cache
 def digits_network(name: str = "conv-small") -> tuple[Network, Tensor, Tensor]:
     """An IBP-trained network (no BN), test images and labels."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     make = conv_small if name == "conv-small" else mlp
     network = make((1, 8, 8), 10, (0.1,), (0.9,), 1.0, batch_norm=False)

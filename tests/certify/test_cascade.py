@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import certify_tiny as tiny
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,6 +20,7 @@ from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import SKIPPED, Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.networks.models import Network
+from cure_ray.testing import tiny
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.geometry import distance
 

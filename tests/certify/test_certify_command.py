@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,6 +23,7 @@ from cure_ray.networks.build import new_network
 from cure_ray.results.fsck import fsck
 from cure_ray.results.store import Store
 from cure_ray.runs.checkpoints import load_checkpoint, write_checkpoint
+from cure_ray.testing import tiny
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.text import parse_balls
 
@@ -117,7 +117,7 @@ def test_a_cross_check_confirms_linf_certificates(foreign: dict[str, Any], capsy
 def test_a_residual_network_is_refused_by_name_and_certified_by_the_other_engine(foreign: dict[str, Any], tmp_path: Path) -> None:
     network, (x, _) = tiny.residual(), tiny.samples(6)
     np.savez(foreign["data"], images=x.numpy(), labels=network(x).argmax(1).numpy())
-    options = {**foreign, "network": "certify_tiny:residual", "weights": None, "threats": "linf=0.003,l2=0.01,l1=0.02"}
+    options = {**foreign, "network": "cure_ray.testing.tiny:residual", "weights": None, "threats": "linf=0.003,l2=0.01,l1=0.02"}
     with pytest.raises(UserError, match=r"Skip.*auto_lirpa"):
         certify(**options)
     certify(**options, engine="auto_lirpa")
@@ -191,7 +191,7 @@ def test_another_checkpoint_in_the_output_directory_is_refused(foreign: dict[str
 def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str, Any]) -> None:
     """A real SIGINT to a real process, after its first shard is on disk."""
     script = (
-        "import sys, certify_tiny\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from cure_ray.api import execution\n"
         "from cure_ray.commands.certify import certify\n"
@@ -204,7 +204,7 @@ def test_ctrl_c_keeps_finished_shards_and_says_how_to_continue(foreign: dict[str
         "except StoppedError as error:\n"
         "    sys.exit(str(error))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE, text=True)
     folder = Path(foreign["out"]) / "verdicts"
     deadline = time.monotonic() + 120

@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ import cure_ray
 from cure_ray.cluster.session import session
 from cure_ray.commands.certify import certify
 from cure_ray.errors import UserError
+from cure_ray.testing import tiny
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"threats": "linf=-0.1"}, "finite number >= 0"),
@@ -27,10 +27,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stages": "ibp,branch-and-bound"}, "--budget 10s"),
     ({"budget": "soon"}, "not a time"),
     ({"engine": "natve"}, "Did you mean 'native'"),
-    ({"network": "certify_tiny"}, "package.module:factory"),
-    ({"network": "certify_tiny:nothing"}, "has no function 'nothing'"),
+    ({"network": "cure_ray.testing.tiny"}, "package.module:factory"),
+    ({"network": "cure_ray.testing.tiny:nothing"}, "has no function 'nothing'"),
     ({"network": "no_such_module:f"}, "cannot import"),
-    ({"network": "certify_tiny:digits"}, "not a torch module"),
+    ({"network": "cure_ray.testing.tiny:digits"}, "not a torch module"),
     ({"weights": Path("nowhere.safetensors")}, "no such file"),
     ({"data": None}, "needs --data"),
     ({"data": Path("nowhere.npz")}, "no such file"),

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,6 +19,7 @@ from cure_ray.certification.verdict import Status
 from cure_ray.commands import certify as command
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network, Normalize
+from cure_ray.testing import tiny
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import EVERYWHERE, UNIT, Box
 from cure_ray.threats.geometry import distance

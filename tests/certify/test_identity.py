@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pytest
 import torch
@@ -20,6 +19,7 @@ from cure_ray.errors import UserError
 from cure_ray.networks.models import Network, Normalize
 from cure_ray.results.store import Store
 from cure_ray.runs.checkpoints import state_digest
+from cure_ray.testing import tiny
 
 
 def seeded(*layers: nn.Module) -> nn.Sequential:
@@ -150,9 +150,10 @@ def test_the_identity_leaves_the_network_as_it_was_and_can_be_taken_again() -> N
 
 
 def test_the_identity_is_the_same_in_another_process() -> None:
-    script = "import certify_tiny as t; from cure_ray.certification.identity import network_identity as n; print(n(t.residual().eval()))"
+    imports = "from cure_ray.testing import tiny; from cure_ray.certification.identity import network_identity"
+    script = f"{imports}; print(network_identity(tiny.residual().eval()))"
     here = network_identity(tiny.residual().eval())
-    env = {"PYTHONPATH": f"{Path(tiny.__file__).parent}:{Path(__file__).parents[2]}", "PYTHONHASHSEED": "7"}
+    env = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
     assert there.stdout.strip() == here
 
@@ -226,12 +227,12 @@ def test_torchs_own_hooks_are_identified() -> None:
 
 
 FACTORY = """
-import certify_tiny
 from torch import nn
 from cure_ray.networks.models import Network, Normalize
+from cure_ray.testing import tiny
 
 def network():
-    return Network([Normalize([0.0], [{std}]), *certify_tiny.network()], (1, 8, 8), 10)
+    return Network([Normalize([0.0], [{std}]), *tiny.network()], (1, 8, 8), 10)
 """
 
 

@@ -65,7 +65,6 @@ def narrow_cnn7() -> Network:
 @pytest.mark.parametrize("name", ["strided", "cnn7", "mlp", "conv-small"])
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (1, 3)])
 def test_windowed_bounds_equal_the_naive_ones_at_corners_edges_and_inside(name: str, height: int, width: int) -> None:
-    torch.set_num_threads(1)
     if name in ("mlp", "conv-small"):
         network, x, y = digits_network(name)
         x, y = x[:5], y[:5]

@@ -5,7 +5,6 @@ import copy
 import itertools
 from collections.abc import Callable
 
-import certify_tiny as tiny
 import pytest
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network
+from cure_ray.testing import tiny
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.norms import NORMS, Norm
 

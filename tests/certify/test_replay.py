@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import certify_tiny as tiny
 import numpy as np
 import pytest
 import torch
@@ -26,6 +25,7 @@ from cure_ray.results.fsck import fsck
 from cure_ray.results.schema import from_table
 from cure_ray.results.store import Store
 from cure_ray.runs.checkpoints import write_checkpoint
+from cure_ray.testing import tiny
 from cure_ray.threats import Ball, Patch, Threat
 from cure_ray.threats.box import UNIT
 from cure_ray.threats.text import read_threats
@@ -34,7 +34,7 @@ from cure_ray.threats.warps import describe, transformed
 from cure_ray.training.loop import new_network
 
 THREATS = "linf=0.03,l2=0.3;R(20);patch=2x2"
-HAND = Hand("certify_tiny:architecture")
+HAND = Hand("cure_ray.testing.tiny:architecture")
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_false_certificate_in_a_store_is_a_finding(store: Store, capsys: pytes
 def test_a_stores_word_runs_no_code_and_missing_networks_are_named(store: Store, honest: Path) -> None:
     for hand, reason in (
         (Hand(), "give the factory with --network"),
-        (Hand("certify_tiny:residual"), "computes something else|another architecture"),
+        (Hand("cure_ray.testing.tiny:residual"), "computes something else|another architecture"),
         (Hand(HAND.network, data=honest / "gone.npz"), "no such file"),
     ):
         (found,) = replay_store(store, hand)

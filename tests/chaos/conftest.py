@@ -1,11 +1,6 @@
 """Fault injection: runs with `pytest -m chaos` only (make chaos)."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))  # the helpers of the tests on Ray
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

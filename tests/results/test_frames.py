@@ -4,18 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
-import fabricate
 import pandas as pd
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-import stores
 
 from cure_ray.errors import UserError
 from cure_ray.results import tables
 from cure_ray.results.frames import find_stores, load, parse_threats
 from cure_ray.results.store import Store
 from cure_ray.results.study import build_study
+from cure_ray.testing import fabricate, stores
 
 
 @pytest.fixture

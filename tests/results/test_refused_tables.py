@@ -1,12 +1,12 @@
 """Verdicts that make no table: incomplete, ambiguous, doubled or not understood; each is refused by name."""
 
-import fabricate
 import pandas as pd
 import pytest
 
 from cure_ray.errors import UserError
 from cure_ray.results.evaluations import evaluations
 from cure_ray.results.study import build_study
+from cure_ray.testing import fabricate
 
 
 def test_a_hole_in_a_union_is_an_error_that_names_it() -> None:

@@ -5,16 +5,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
-import fabricate
 import optuna
 import pytest
-import stores
 
 from cure_ray.cli import main
 from cure_ray.config import resolve
 from cure_ray.results.report import write_report
 from cure_ray.results.report.charts import Dot, line_chart, scatter, ticks, upset
 from cure_ray.results.report.pictures import png
+from cure_ray.testing import fabricate, stores
 
 
 class Page(HTMLParser):

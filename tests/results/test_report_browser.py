@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stores
 
 from cure_ray.results.report import write_report
+from cure_ray.testing import stores
 
 BROWSER = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 DRIVER = shutil.which("chromedriver")

@@ -1,6 +1,5 @@
 """Union accuracies and their company on made-up verdicts: against an independent recomputation, and against the algebra."""
 
-import fabricate
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +10,7 @@ from cure_ray.results import tables
 from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.statistics import wilson
 from cure_ray.results.study import Study, build_study
+from cure_ray.testing import fabricate
 
 NORMS = ("linf", "l2", "l1")
 

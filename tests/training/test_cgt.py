@@ -47,7 +47,6 @@ def test_the_boxes_of_a_batch_lie_in_the_image_domain() -> None:
 
 
 def test_cgt_trains_and_is_reproducible() -> None:
-    torch.set_num_threads(1)
     chosen = experiment()
     images = load_dataset(chosen.dataset, "train")
     results = []

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +37,7 @@ def verdicts(
 ) -> pd.DataFrame:
     """Random but complete: every run has every sample under every threat."""
     rng = np.random.default_rng(seed)
-    parts: dict[str, list[object]] = defaultdict(list)
+    parts: dict[str, list[np.ndarray[Any, Any]]] = defaultdict(list)
     for run in runs:
         label = rng.integers(0, 10, n)
         predicted = np.where(rng.random(n) < 0.9, label, (label + 1) % 10)

@@ -1,4 +1,4 @@
-"""A small real classifier for the certification tests: 8x8 digits, trained in a second."""
+"""A small real classifier of 8x8 digits, trained in a second, and a residual one: networks to try an engine on."""
 
 import functools
 
@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from cure_ray.networks.models import Network
 
-torch.set_num_threads(1)
-
 
 @functools.cache
 def digits() -> tuple[Tensor, Tensor]:
@@ -18,7 +16,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def architecture() -> Network:
-    """Module-level and without arguments, so that `--network certify_tiny:architecture` finds it too."""
+    """Module-level and without arguments, so that `--network cure_ray.testing.tiny:architecture` finds it too."""
     layers = [nn.Conv2d(1, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 24), nn.ReLU(), nn.Linear(24, 10)]
     return Network(layers, (1, 8, 8), 10)
 

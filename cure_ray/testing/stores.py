@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import fabricate
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from cure_ray.config import Experiment, dump_experiment, resolve
 from cure_ray.results.schema import SCHEMA
 from cure_ray.results.store import Store
+from cure_ray.testing import fabricate
 
 
 def experiment(method: str = "max", seed: int = 0, **training: Any) -> Experiment:

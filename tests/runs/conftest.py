@@ -1,9 +1,0 @@
-"""Makes the helpers of this directory importable, and tests single-threaded."""
-
-import sys
-from pathlib import Path
-
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-torch.set_num_threads(1)
