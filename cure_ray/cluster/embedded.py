@@ -119,7 +119,6 @@ def _watch(directory: Path) -> "subprocess.Popen[bytes]":
         [sys.executable, "-I", "-S", watchdog.__file__, str(directory), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C in the terminal is meant for us
     )
 
@@ -166,7 +165,9 @@ def embedded_ray(cpus: int | None = None) -> Iterator[Path]:
     finally:
         api.shutdown()
         assert guard.stdin is not None
-        guard.stdin.close()
+        with suppress(OSError):  # somebody killed it
+            guard.stdin.write(b".")
+            guard.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             guard.wait(ENDING_SECONDS)
         reread_environment()

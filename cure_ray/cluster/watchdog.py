@@ -4,6 +4,7 @@ Ray's own agents notice a killed driver after half a minute or more, and nobody 
 package or any other: DIRECTORY DRIVER_PID, and a pipe as standard input whose end is the driver's.
 """
 
+import contextlib
 import os
 import select
 import shutil
@@ -56,12 +57,31 @@ def finish(directory: str, spared: frozenset[int]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def last_word(driver: int) -> None:
+    """For a driver that cannot speak any more: killed, or ended by Ray's library, which does so when a server of the session is gone."""
+    cursor = "\x1b[?25h\r\n" if sys.stderr.isatty() else ""  # a bar may have hidden it
+    with contextlib.suppress(OSError):
+        print(
+            f"{cursor}process {driver} ended at once: it was killed, or a process of its Ray session was (often for lack of memory). "
+            "What it had finished is kept; run the same command again to continue.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def main(directory: str, driver: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # batch systems send them to everybody; we go when the driver has gone
-    while os.getppid() == driver:
-        if select.select([0], [], [], LOOK_SECONDS)[0] and not os.read(0, 1):
-            break
+    said = b""  # a driver that ends in its own way says so before it closes the pipe
+    while os.getppid() == driver and not said:
+        if select.select([0], [], [], LOOK_SECONDS)[0]:
+            said = os.read(0, 1)
+            if not said:
+                break
+    if not said and select.select([0], [], [], 0)[0]:
+        said = os.read(0, 1)
+    if not said:
+        last_word(driver)
     finish(directory, frozenset({os.getpid(), driver}))
 
 

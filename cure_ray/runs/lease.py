@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class Holder:
     @property
     def released(self) -> bool:
         return (self.desk / RELEASED).exists()
+
+    def called(self) -> "Holder":
+        """The same, told of the process that a person started: ending one that it started would only make it start another."""
+        return replace(self, about={**self.about, **self.about.get("caller", {})})
 
     def __str__(self) -> str:
         return f"process {self.about.get('pid', '?')} on {self.about.get('host', 'an unknown machine')}"
@@ -171,12 +175,17 @@ def workers(found: Holder) -> dict[str, dict[str, Any]]:
 
 
 def at_work(found: Holder) -> bool:
-    """Whether the holder still works. One of this machine is asked for; one of another is listened to for some seconds."""
+    """Whether the holder still works, or the call whose process it is (which starts another when one dies, and between phases).
+
+    A process of this machine is asked for; one of another is listened to for some seconds.
+    """
     if found.released:
         return False
-    here = presence(found.about)
-    if here != "unknown":
-        return here != "gone"
+    here, caller = presence(found.about), presence(found.about.get("caller", found.about))
+    if here in ("running", "stopped") or caller in ("running", "stopped"):
+        return True
+    if here == "gone":
+        return False
     print(f"looking for {LISTEN:.0f} s whether {found} still works in {found.desk.parents[1]}", file=sys.stderr, flush=True)
     watch, until = Watch(), time.monotonic() + LISTEN
     while not watch.look(found.desk / PULSE).moved and time.monotonic() < until:
@@ -202,17 +211,28 @@ def _hold(directory: Path, call: str, admit: Callable[[Holder | None], int]) -> 
             shutil.rmtree(draft, ignore_errors=True)
     assert pulse is not None
     with beating(pulse):
+        yield lease
+
+
+@contextmanager
+def _call(directory: Path, admit: Callable[[Holder | None], int]) -> Iterator[Lease]:
+    """A new call. When it ends it says so, also for those of its processes that died, or ended before it did."""
+    call = uuid.uuid4().hex
+    with _hold(directory, call, admit) as lease:
         try:
             yield lease
         finally:
-            with suppress(OSError):
-                (lease.desk / RELEASED).touch()
+            last = holder(directory)
+            if last is not None and last.about.get("call") == call:
+                with suppress(OSError):
+                    (last.desk / RELEASED).touch()
 
 
 def _sit_down(directory: Path, draft: Path, call: str, admit: Callable[[Holder | None], int]) -> Lease | None:
     """Make the draft the desk of the next number, and clear the others; None if somebody was faster."""
     before = holder(directory)  # after the draft was made: a client of a network file system then lists the directory anew
     me = {**this_process(), "call": call, "term": admit(before), "since": time.time(), "draft": draft.name}
+    me["caller"] = before.about.get("caller") if before is not None and before.about.get("call") == call else this_process()
     (draft / HOLDER).write_text(json.dumps(me))
     lease = Lease(directory, (before.number if before else 0) + 1, call)
     try:
@@ -259,6 +279,7 @@ def take(directory: Path) -> AbstractContextManager[Lease]:
 
     def admit(found: Holder | None) -> int:
         if found is not None and at_work(found):
+            found = found.called()
             stopped = presence(found.about) == "stopped"
             state = f"which is stopped: continue it (kill -CONT {found.about['pid']})" if stopped else "Wait for it"
             raise UserError(
@@ -267,7 +288,7 @@ def take(directory: Path) -> AbstractContextManager[Lease]:
             )
         return found.term if found else 0
 
-    return _hold(directory, uuid.uuid4().hex, admit)
+    return _call(directory, admit)
 
 
 def take_for(directory: Path, term: int) -> AbstractContextManager[Lease]:
@@ -278,7 +299,7 @@ def take_for(directory: Path, term: int) -> AbstractContextManager[Lease]:
             raise LostLeaseError(f"{directory} has been taken over by {found}")
         return term
 
-    return _hold(directory, uuid.uuid4().hex, admit)
+    return _call(directory, admit)
 
 
 def succeed(directory: Path, call: str) -> AbstractContextManager[Lease]:

@@ -1,7 +1,8 @@
 """Sweeps and runs in words, read from their directories alone: works from another shell, and without Ray."""
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
@@ -9,9 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 from cure_ray.config import load_experiment
 from cure_ray.errors import UserError
 from cure_ray.runs.directory import how_to_continue, list_checkpoints
-from cure_ray.runs.lease import at_work, holder, workers
+from cure_ray.runs.lease import PULSE, at_work, holder, workers
 from cure_ray.runs.metrics import read_metrics
-from cure_ray.runs.pulse import presence
+from cure_ray.runs.pulse import Watch, presence
 from cure_ray.search.calls import FRESH, Calls
 from cure_ray.search.layout import SWEEP, trial_runs
 from cure_ray.search.outlook import duration, epochs_of, seconds_left, sweep_left
@@ -36,16 +37,30 @@ def _describe(directory: Path) -> str:
     raise UserError(f"{directory} {what} a sweep (sweep.yaml) nor a run (experiment.yaml)")
 
 
-def _people(run: Path) -> str:
-    """Who works on a run: its ranks, or the process that trains it alone. Processes of this machine that are gone are left out."""
+def _people(run: Path, watch: Watch) -> str:
+    """Who works on a run: its ranks, or the process that trains it alone. Processes of this machine that are gone are left out; of
+    others only the holder's pulse tells, which `watch` has looked at before."""
     found = holder(run)
     if found is None or found.released:
         return ""
-    shown = []
+    shown, unheard = [], presence(found.about) == "unknown" and not watch.look(found.desk / PULSE).moved
     for name, about in workers(found).items():
         if presence(about) != "gone":
             shown.append(f"{name} on {about['host']} (pid {about['pid']}{', GPU ' + str(about['gpus']) if about.get('gpus') else ''})")
-    return ", ".join(shown)
+    return ", ".join(shown) + (f", no sign of life for {FRESH:.0f} s" if shown and unheard else "")
+
+
+def _listen(runs: Iterable[Path]) -> Watch:
+    """Look at the pulses of holders on other machines, and wait until those that live must have moved."""
+    watch = Watch()
+    found = [now for run in runs if (now := holder(run)) is not None and not now.released and presence(now.about) == "unknown"]
+    until = time.monotonic() + FRESH
+    while time.monotonic() < until:
+        silent = [now for now in found if not watch.look(now.desk / PULSE).moved]  # look at every one of them
+        if not silent:
+            break
+        time.sleep(0.2)
+    return watch
 
 
 def _run(run: Path) -> list[str]:
@@ -59,7 +74,7 @@ def _run(run: Path) -> list[str]:
         lines.append(f"about {duration(seconds_left(rows, epochs))} left at the pace of its last epochs")
     now = holder(run)
     if now is not None and at_work(now):
-        lines.append(f"running: {_people(run)}")
+        lines.append(f"running: {_people(run, _listen([run])) or f'none of its processes just now; {now.called()} starts them again'}")
     elif done < epochs:
         lines.append(f"nobody at work. {how_to_continue(run)}")
     saved = list_checkpoints(run)
@@ -87,8 +102,9 @@ def _sweep(directory: Path) -> str:
     lines.append(f"{len(alive)} call{'s' if len(alive) != 1 else ''} at work" if alive else again)
     lines += [f"call {n} ({calls.describe(n)}): no sign of life for {FRESH:.0f} s" for n in silent]
     lines += _best(trials, sweep)
+    watch = _listen(run for trial in owned for run in trial_runs(directory, trial.number))
     for trial in owned:
-        lines += _running(directory, trial)
+        lines += _running(directory, trial, watch)
     lines += [f"trial {t.number} failed: {t.user_attrs[FAILED]}" for t in trials if FAILED in t.user_attrs][-3:]
     left = sweep_left(sweep, trials, owned, directory)
     return "\n".join([*lines, *([f"about {duration(left)} left"] if alive and left is not None else [])])
@@ -105,11 +121,11 @@ def _best(trials: Sequence[FrozenTrial], sweep: Sweep) -> list[str]:
     return lines
 
 
-def _running(directory: Path, trial: FrozenTrial) -> list[str]:
+def _running(directory: Path, trial: FrozenTrial, watch: Watch) -> list[str]:
     lines = []
     for run in trial_runs(directory, trial.number):
         epochs, rows = epochs_of(run)
         if epochs:
-            done, people = int(rows[-1]["epoch"]) if rows else 0, _people(run)
+            done, people = int(rows[-1]["epoch"]) if rows else 0, _people(run, watch)
             lines.append(f"trial {trial.number} {run.name}: epoch {done} of {epochs}{'; ' + people if people else ''}")
     return lines or [f"trial {trial.number}: waiting for resources"]

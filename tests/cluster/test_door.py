@@ -135,12 +135,14 @@ mine = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(mine.pid, other.pid, flush=True)
 sys.stdin.read(1)
+guard.stdin.write(b".")
 guard.stdin.close()
 guard.wait()
 print(mine.wait(), flush=True)
 time.sleep(600)
 """
-    driver = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with (tmp_path / "stderr").open("w") as said:
+        driver = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
     assert driver.stdin is not None
     assert driver.stdout is not None
     mine, other = map(int, driver.stdout.readline().split())
@@ -156,6 +158,9 @@ time.sleep(600)
             assert driver.stdout.readline() == f"{-signal.SIGKILL}\n"
             assert not directory.exists()
             assert driver.poll() is None  # it may go on
+        last_word = f"process {driver.pid} ended at once: "
+        assert (tmp_path / "stderr").read_text().startswith(last_word if ending is not None else "")
+        assert (tmp_path / "stderr").read_text().count("\n") == (ending is not None)
         os.kill(other, 0)
     finally:
         os.kill(other, signal.SIGKILL)

@@ -188,7 +188,7 @@ def elsewhere(run: Path) -> Path:
     assert found is not None
     (found.desk / "released").unlink()
     about = {**found.about, "host": "node7", "place": "node7 another-boot pid:[1]"}
-    (found.desk / "holder.json").write_text(json.dumps(about))
+    (found.desk / "holder.json").write_text(json.dumps({**about, "caller": about}))
     return found.desk / "pulse"
 
 
@@ -316,3 +316,32 @@ def test_training_on_such_a_file_system_gives_the_same_bytes(tmp_path: Path, und
         train_run(small(), tmp_path / "run", quiet=True)
     assert essence(tmp_path / "run") == undisturbed
     assert [c.name for c in list_checkpoints(tmp_path / "run")] == ["epoch_0003", "epoch_0004"]
+
+
+# ---------------------------------------------------------------- a call with several processes
+
+
+SUCCESSOR = """
+import os, signal, sys
+from pathlib import Path
+from cure_ray.runs.lease import succeed
+with succeed(Path(sys.argv[1]), sys.argv[2]):
+    if sys.argv[3] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "ended"])
+def test_between_two_processes_of_a_call_the_run_is_still_its_own(tmp_path: Path, end: str) -> None:
+    """A rank died and Ray is about to start another, or a phase is over: nobody else may think that the run is free."""
+    with take(tmp_path) as mine:
+        subprocess.run([sys.executable, "-c", SUCCESSOR, str(tmp_path), mine.call, end], check=end == "ended")
+        found = holder(tmp_path)
+        assert found is not None
+        assert found.about["pid"] != os.getpid()
+        assert at_work(found)
+        with pytest.raises(UserError, match=rf"is being trained by process {os.getpid()} on"), take(tmp_path):
+            pass
+    assert not at_work(found)
+    with take(tmp_path) as next_one:
+        next_one.check()

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from search_helpers import SWEEP, call, new_sweep, proposed, run_of, trained
 
 from cure_ray.config import dump_experiment
 from cure_ray.errors import UserError
+from cure_ray.runs.lease import holder, take, take_for
+from cure_ray.runs.pulse import Pulse, beating, this_process
 from cure_ray.search.layout import JOURNAL
 from cure_ray.search.space import Sweep
 from cure_ray.search.status import describe_directory
@@ -133,3 +136,48 @@ def test_a_directory_one_may_not_read_gets_a_sentence(worked: Path, monkeypatch:
     monkeypatch.setattr("cure_ray.search.status._describe", refuse)
     with pytest.raises(UserError, match=r"journal\.log may not be read by you"):
         describe_directory(worked)
+
+
+def held_elsewhere(run: Path) -> Path:
+    """The lease of a process on another machine, which said nothing of an end; its pulse."""
+    with take_for(run, 1):
+        pass
+    found = holder(run)
+    assert found is not None
+    (found.desk / "released").unlink()
+    there = {**found.about, "host": "node7", "place": "node7 another-boot pid:[1]"}
+    (found.desk / "holder.json").write_text(json.dumps({**there, "caller": there}))
+    return found.desk / "pulse"
+
+
+def test_a_worker_of_another_machine_that_is_not_heard_of_is_not_shown_as_if_it_worked(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cure_ray.search.status.FRESH", 0.3)
+    monkeypatch.setattr("cure_ray.runs.pulse.BEAT", 0.02)
+    with call(out) as ledger:
+        proposal = proposed(ledger)
+        run = run_of(ledger, proposal)
+        trained(run, 2, {})
+        (run / "experiment.yaml").write_text(dump_experiment(proposal.experiment))
+        pulse = held_elsewhere(run)
+        assert "process on node7" in describe_directory(out)
+        assert "no sign of life" in describe_directory(out)
+        with beating(Pulse(pulse)):
+            assert "no sign of life" not in describe_directory(out)
+
+
+def test_ranks_that_are_gone_are_not_shown_and_the_call_that_starts_them_again_is(out: Path) -> None:
+    with call(out) as ledger:
+        proposal = proposed(ledger)
+        run = run_of(ledger, proposal)
+    trained(run, 2, {})
+    (run / "experiment.yaml").write_text(dump_experiment(proposal.experiment))
+    with take(run) as mine:
+        (mine.desk / "ranks").mkdir()
+        (mine.desk / "ranks" / "ct0.json").write_text(json.dumps(this_process()))
+        (mine.desk / "ranks" / "nt.json").write_text(json.dumps({**this_process(), "started": "1"}))  # its number is another's now
+        text = describe_directory(run)
+        assert f"running: ct0 on {this_process()['host']} (pid {os.getpid()})" in text
+        assert "nt on" not in text
+        (mine.desk / "ranks" / "ct0.json").write_text(json.dumps({**this_process(), "started": "1"}))
+        assert f"running: none of its processes just now; process {os.getpid()} on" in describe_directory(run)
+    assert "nobody at work" in describe_directory(run)
