@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cure_ray.data.images import load_dataset
 from cure_ray.runs.checkpoints import Checkpoint, load_checkpoint
-from cure_ray.runs.run import hardware
+from cure_ray.runs.hardware import hardware
 
 
 def parser(doc: str | None, images: int = 100) -> argparse.ArgumentParser:

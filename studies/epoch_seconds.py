@@ -14,7 +14,7 @@ from common import table
 
 from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
-from cure_ray.runs.run import hardware
+from cure_ray.runs.hardware import hardware
 from cure_ray.training.loop import serial_epoch, start
 
 METHODS = ("linf", "l2", "joint", "max", "random", "scratch", "cgt", "natural")

@@ -29,7 +29,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 from cure_ray.networks.models import Normalize
-from helpers.sizes import hidden
+from shapes.sizes import hidden
 
 relu = nn.ReLU()
 
@@ -43,9 +43,9 @@ def small(width=4, classes=3):
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory with a package, a module and images."""
-    (tmp_path / "helpers").mkdir()
-    (tmp_path / "helpers" / "__init__.py").write_text("")
-    (tmp_path / "helpers" / "sizes.py").write_text("def hidden():\n    return 8\n")
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes" / "__init__.py").write_text("")
+    (tmp_path / "shapes" / "sizes.py").write_text("def hidden():\n    return 8\n")
     (tmp_path / "own_nets.py").write_text(NETS)
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 3
@@ -58,7 +58,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     sys.path[:] = paths
     for name in set(sys.modules) - modules:
-        if name.split(".")[0] in ("own_nets", "helpers", "elsewhere", "noisy", "odd", "colorsys", "renamed"):
+        if name.split(".")[0] in ("own_nets", "shapes", "elsewhere", "noisy", "odd", "colorsys", "renamed"):
             del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -123,9 +123,9 @@ def test_the_hash_goes_by_source_and_arguments_not_by_the_name_of_the_module(pro
     assert experiment("renamed:small").config_hash == first
     (project / "unrelated.py").write_text("x = 1")
     assert experiment().config_hash == first
-    (project / "helpers" / "sizes.py").write_text("def hidden():\n    return 9\n")
+    (project / "shapes" / "sizes.py").write_text("def hidden():\n    return 9\n")
     assert experiment().config_hash != first, "a helper the factory imports is part of it"
-    (project / "helpers" / "sizes.py").write_text("def hidden():\n    return 8\n")
+    (project / "shapes" / "sizes.py").write_text("def hidden():\n    return 8\n")
     assert experiment().config_hash == first
     (project / "own_nets.py").write_text(NETS + "\nother = 1\n")
     assert experiment().config_hash != first
