@@ -106,7 +106,7 @@ def documentation() -> str:
     lines = [
         "# The verdict schema",
         "",
-        f"Version {SCHEMA_VERSION}. One row per (checkpoint, sample, threat). `pandas.read_parquet(DIR / 'verdicts')` reads a store;",
+        f"Version {SCHEMA_VERSION}. One row per (checkpoint, sample, threat). `cure_ray.load_results(DIR).verdicts` reads a store;",
         "nothing in it is pickled. Generated from the code by `make docs`.",
         "",
         "| column | type | null | meaning |",

@@ -40,6 +40,10 @@ def test_cluster_files_are_accepted_by_ray_and_closed_to_the_world(name: str) ->
         ("RAY_AUTH_MODE=token", "RAY_AUTH_MODE=disabled", "token"),
         ("--dashboard-host=127.0.0.1", "--dashboard-host=0.0.0.0", "loopback"),
         ("idle_timeout_minutes", "idle_timeout_minuets", "Ray refuses"),
+        ('"~/.ray/auth_token"', '"~/.ray/something"', "no file_mounts bring the token"),
+        ("      SecurityGroupIds: [sg-REPLACE-ME]\n", "", "SSH from everywhere"),
+        ("  region: us-east-1\n", "  region: us-east-1\n  security_group: {GroupName: g}\n", "SSH from everywhere"),
+        ("--no-deps auto_LiRPA", "auto_LiRPA", "second engine"),
     ],
 )
 def test_a_spoilt_cluster_file_is_refused(tmp_path: Path, old: str, new: str, sentence: str) -> None:
@@ -56,6 +60,15 @@ def test_workers_scale_from_zero_and_the_rayjob_matches_our_ray() -> None:
     job = yaml.safe_load((ROOT / "deploy" / "kuberay-rayjob.yaml").read_text())
     assert (job["kind"], job["spec"]["rayClusterSpec"]["rayVersion"]) == ("RayJob", ray.__version__)
     assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+    image = (ROOT / "deploy" / "Dockerfile").read_text()
+    containers = [
+        group["template"]["spec"]["containers"][0]["image"]
+        for group in (job["spec"]["rayClusterSpec"]["headGroupSpec"], *job["spec"]["rayClusterSpec"]["workerGroupSpecs"])
+    ]
+    assert all(f"-t {name} ." in image for name in containers)
+    assert f"FROM rayproject/ray:{ray.__version__}-py311-gpu\n" in image
+    assert "--no-deps auto_LiRPA==" in image
+    assert (ROOT / ".dockerignore").read_text() == (ROOT / ".rayignore").read_text()
     assert set(EXCLUDES) <= set((ROOT / ".rayignore").read_text().split())
 
 
