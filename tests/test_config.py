@@ -174,12 +174,64 @@ def test_bad_values_say_what_would_be_right(override: str, says: str) -> None:
         ({"method": "max", "norms": ["linf", "linf"]}, "twice"),
         ({"method": "scratch", "align": ["linf", "l1"]}, "align needs two different norms"),
         ({"method": "finetune"}, "start_from"),
+        ({"method": "natural", "loss": "mtl"}, "loss has no effect with method natural"),
+        ({"method": "l2_pgd", "loss": {"l2": "mtl"}}, "loss has no effect with method l2_pgd"),
+        ({"method": "cgt", "natural_weight": 0.5}, "natural_weight has no effect with method cgt"),
+        ({"method": "linf", "loss": {"l2": "cc"}}, "loss.l2: cc has no effect, method linf trains linf"),
+        ({"method": "max", "loss": {"linf": "mtl", "l1": "mtl"}}, "loss.l1: mtl has no effect, method max trains linf, l2"),
+        ({"method": "max", "loss": "mtl-ibp"}, "Did you mean 'mtl'?"),
+        ({"method": "max", "loss": {"linf": "expp"}}, "Did you mean 'exp'?"),
+        ({"method": "max", "loss": {"l3": "mtl"}}, "unknown key"),
+        ({"method": "max", "loss": ["mtl"]}, "training.loss"),
+        ({"method": "max", "attack": {"radius": 2.0}}, "attack.radius has no effect with loss sabr"),
+        ({"method": "max", "natural_weight": 1.0}, "less than 1"),
+        ({"method": "max", "ema": 1.0}, "less than 1"),
+        ({"method": "max", "weight_decay": -1}, "greater than or equal to 0"),
+        ({"method": "max", "accumulate": 0}, "greater than or equal to 1"),
+        ({"method": "max", "accumulate": 21}, "an epoch has 20 batches"),
+        ({"method": "max", "ramp_bound": "crown"}, "Did you mean 'crown-ibp'?"),
+        ({"method": "max", "ramp_bound": "crown-ibp", "anneal_epochs": 0}, "anneal_epochs is 0"),
     ],
 )
 def test_method_and_parameters_must_agree(training: dict[str, object], says: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve({"preset": "smoke", "training": training})
     assert says in str(caught.value)
+
+
+def test_precise_statistics_need_batch_normalisation() -> None:
+    with pytest.raises(UserError, match=r"network\.batch_norm is false"):
+        load_experiment("smoke", ["training.precise_bn=true", "network.batch_norm=false"])
+
+
+def test_one_word_sets_the_loss_of_every_norm_and_presets_keep_what_a_method_can_use() -> None:
+    assert load_experiment("smoke", ["training.loss=mtl"]).training.loss.model_dump() == {"linf": "mtl", "l2": "mtl", "l1": "mtl"}
+    assert load_experiment("smoke", ["training.method=linf", "training.loss=cc"]).training.loss.of("linf") == "cc"
+    for method in ("natural", "l2_pgd", "cgt"):
+        assert load_experiment("mmr-universal-mnist", [f"training.method={method}"]).training.loss.uniform
+
+
+@pytest.mark.parametrize(
+    ("preset", "method", "config_hash"),
+    [
+        ("smoke", "scratch", "97d2b20b0be29a8f"),
+        ("mnist-small", "joint", "e040ecad86c87e09"),
+        ("cifar-large", "natural", "d0f51662410ca79f"),
+    ],
+)
+def test_experiments_of_earlier_versions_keep_their_hash(preset: str, method: str, config_hash: str) -> None:
+    assert resolve(described(preset, method)).config_hash == config_hash
+
+
+def test_switches_are_written_only_where_they_are_used() -> None:
+    names = ("loss", "natural_weight", "ramp_bound", "weight_decay", "accumulate", "ema", "precise_bn")
+    plain = yaml.safe_load(dump_experiment(load_experiment("smoke")))
+    assert not set(names) & set(plain["training"])
+    used = ["training.loss=exp", "training.ema=0.99", "training.precise_bn=true", "training.accumulate=2", "training.weight_decay=0.01"]
+    for change in used:
+        experiment = load_experiment("smoke", [change])
+        assert experiment.config_hash != load_experiment("smoke").config_hash
+        assert resolve(yaml.safe_load(dump_experiment(experiment))) == experiment
 
 
 def test_files_that_are_not_experiments_are_refused(tmp_path: Path) -> None:

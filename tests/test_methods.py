@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from cure_ray.config import METHODS, Training
-from cure_ray.config.methods import Method, Objective, display_name, inactive_fields, method_rank
-from cure_ray.training.losses import OBJECTIVES
+from cure_ray.config.methods import LOSSES, Loss, Method, Objective, display_name, inactive_fields, method_rank
+from cure_ray.training.losses import BETWEEN, OBJECTIVES
 
 PACKAGE = Path(__file__).parent.parent / "cure_ray"
 
@@ -18,11 +18,17 @@ def test_every_method_has_a_row_and_every_objective_a_function() -> None:
     assert set(get_args(Objective)) == set(OBJECTIVES) == {r.objective for r in METHODS.values()} - {"base"}
 
 
+def test_every_loss_has_a_meaning_and_every_one_but_sabrs_a_function() -> None:
+    assert get_args(Loss) == tuple(LOSSES)
+    assert set(LOSSES) == {"sabr", *BETWEEN}
+
+
 def test_every_field_of_a_row_exists() -> None:
     for row in METHODS.values():
         assert set(row.fields) | set(row.defaults.get("training", {})) <= set(Training.model_fields)
 
 
+BOUNDED = {"loss", "natural_weight", "ramp_bound"}
 ALIGNED, TURNED = {"base", "eta", "align", "align_subset"}, {"transformation", "transformation_widths"}
 
 
@@ -33,7 +39,8 @@ ALIGNED, TURNED = {"base", "eta", "align", "align_subset"}, {"transformation", "
         ("scratch", "max", {"alpha", "random_weights"} | TURNED),
         ("scratch", "joint", {"random_weights"} | TURNED),
         ("joint", "max", {"random_weights"} | ALIGNED | TURNED),
-        ("cgt", "max", {"norms", "alpha", "random_weights"} | ALIGNED),
+        ("cgt", "max", {"norms", "alpha", "random_weights"} | ALIGNED | BOUNDED),
+        ("l2_pgd", "max", {"norms", "alpha", "random_weights"} | ALIGNED | TURNED | BOUNDED),
     ],
 )
 def test_settings_of_other_methods_are_inactive(method: Method, base: str, expected: set[str]) -> None:

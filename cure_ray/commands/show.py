@@ -19,7 +19,7 @@ def field_rows() -> Iterator[tuple[str, str, str]]:
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 yield from walk(field.annotation, f"{prefix}{name}.")
             else:
-                default = model().model_dump(mode="json").get(name) if model is not Experiment else field.default
+                default = model().model_dump(mode="json").get(name, field.default) if model is not Experiment else field.default
                 yield f"{prefix}{name}", str(default), field.description or ""
 
     return walk(Experiment, "")

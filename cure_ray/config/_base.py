@@ -30,3 +30,8 @@ class Model(BaseModel):
     """Frozen, and strict about what it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def switch(default: Any, description: str = "") -> Any:
+    """A field that, while it has its default, is no part of an experiment's written form nor of its hash: what came before it keeps both."""
+    return Field(default, description=description or None, exclude_if=lambda value: value == default)

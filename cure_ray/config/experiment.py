@@ -142,6 +142,10 @@ class Experiment(Model):
             raise ValueError(
                 f"batch_size {self.training.batch_size} exceeds the {self.dataset.train_size} training images of {self.dataset.name}"
             )
+        if self.training.accumulate > self.steps_per_epoch:
+            raise ValueError(f"training.accumulate: an epoch has {self.steps_per_epoch} batches, got {self.training.accumulate}")
+        if self.training.precise_bn and not self.network.batch_norm:
+            raise ValueError("training.precise_bn has no effect: network.batch_norm is false")
         shape = self.dataset.input_shape
         dimension = shape[0] * shape[1] * shape[2]
         balls: Mapping[Norm, float] = {norm: self.threats.eps(norm) for norm in NORMS if self.threats.eps(norm) > 0}

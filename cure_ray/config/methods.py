@@ -9,6 +9,7 @@ from cure_ray.threats.norms import Norm
 Method = Literal["natural", "linf", "l2", "l1", "l2_pgd", "joint", "max", "random", "finetune", "scratch", "cgt"]
 Objective = Literal["single", "joint", "max", "parts"]  # what is done with the norms' losses: training/losses
 Step = Literal["natural", "certified", "transformation"]  # which step trains it once the standard epochs are over: training/epochs
+Loss = Literal["sabr", "mtl", "cc", "exp"]  # what is done with a norm's attack and bounds: training/losses
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,29 @@ class MethodRow:
 
 
 _NO_RAMP = {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0}
-_ALIGNED = ("norms", "base", "eta", "align", "align_subset")
+_BOUNDED = ("loss", "natural_weight", "ramp_bound")  # of every method that propagates regions of the norms
+_ALIGNED = (*_BOUNDED, "norms", "base", "eta", "align", "align_subset")
 
 METHODS: dict[Method, MethodRow] = {
     "natural": MethodRow("cross-entropy", step="natural", norms=(), defaults={"training": {**_NO_RAMP, "l1_weight": 0.0}}),
-    "linf": MethodRow("certified in l_inf alone", norms=("linf",)),
-    "l2": MethodRow("certified in l_2 alone", norms=("l2",)),
-    "l1": MethodRow("certified in l_1 alone", norms=("l1",)),
+    "linf": MethodRow("certified in l_inf alone", norms=("linf",), fields=_BOUNDED),
+    "l2": MethodRow("certified in l_2 alone", norms=("l2",), fields=_BOUNDED),
+    "l1": MethodRow("certified in l_1 alone", norms=("l1",), fields=_BOUNDED),
     "l2_pgd": MethodRow(
         "adversarial training in l_2",
         norms=("l2",),
         adversarial=True,
         defaults={"network": {"init": "default"}, "training": {"warmup_weight": 0.0, "l1_weight": 0.0}},
     ),
-    "joint": MethodRow("the weighted sum over several norms", objective="joint", fields=("norms", "alpha"), display="CURE-Joint"),
-    "max": MethodRow("the worst of several norms per sample", objective="max", fields=("norms",), display="CURE-Max"),
+    "joint": MethodRow(
+        "the weighted sum over several norms", objective="joint", fields=(*_BOUNDED, "norms", "alpha"), display="CURE-Joint"
+    ),
+    "max": MethodRow("the worst of several norms per sample", objective="max", fields=(*_BOUNDED, "norms"), display="CURE-Max"),
     "random": MethodRow(
-        "one of several norms per sample, by chance", objective="parts", fields=("norms", "random_weights"), display="CURE-Random"
+        "one of several norms per sample, by chance",
+        objective="parts",
+        fields=(*_BOUNDED, "norms", "random_weights"),
+        display="CURE-Random",
     ),
     "finetune": MethodRow(
         "max and bound alignment from an l_inf model",
@@ -86,11 +93,23 @@ METHODS: dict[Method, MethodRow] = {
         },
     ),
 }
+# The losses of one norm, between the attack's (lambda = 0) and the bound's on the whole region (lambda = 1): "expressive losses" of
+# De Palma et al., ICLR 2024. A is the attack's loss, B that of bounds on the whole region (docs/explanation/algorithms.md 5.8).
+LOSSES: dict[Loss, str] = {
+    "sabr": "bounds on a region lambda times the full size, placed by the attack (SABR)",
+    "mtl": "(1 - lambda) A + lambda B (MTL-IBP)",
+    "cc": "the loss of (1 - lambda) attacked margins + lambda bounded margins (CC-IBP)",
+    "exp": "A^(1 - lambda) B^lambda (Exp-IBP)",
+}
 _SPECIFIC = {name for row in METHODS.values() for name in row.fields}
 
 
 def method_help() -> str:
     return " ".join(f"{name}: {row.meaning}." for name, row in METHODS.items())
+
+
+def loss_help() -> str:
+    return "; ".join(f"{name}: {meaning}" for name, meaning in LOSSES.items())
 
 
 def inactive_fields(method: Method, base: str = "max") -> set[str]:

@@ -1,12 +1,12 @@
 """The training: method, regions, schedules, regularisers."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cure_ray.config._base import Model, NonNegative, Positive, Radius, Unit
-from cure_ray.config.methods import METHODS, Method, MethodRow, Objective, inactive_fields, method_help
-from cure_ray.threats.norms import Norm
+from cure_ray.config._base import Model, NonNegative, Positive, Radius, Unit, switch
+from cure_ray.config.methods import METHODS, Loss, Method, MethodRow, Objective, inactive_fields, loss_help, method_help
+from cure_ray.threats.norms import NORMS, Norm
 from cure_ray.threats.transformations import training_transformation
 
 
@@ -28,6 +28,10 @@ class Attack(Model):
     returns: Literal["last", "best"] = Field(
         "last", description="Which iterate places the region (A9): the last one, or the one of highest loss."
     )
+    radius: Positive = switch(
+        1.0,
+        "Radius of the attack relative to that of the bounds, for losses mtl, cc and exp; De Palma et al. use 2.1 on CIFAR-10 at 2/255.",
+    )
     tau_mode: Literal["dimwise", "scalar"] = Field(
         "dimwise", description="Half-width of the small box (A5): per pixel inside [0, 1], or one number clipped to [0, 1]."
     )
@@ -41,6 +45,26 @@ class Regions(Model):
         "box", description="box: the paper's small box around the attack. ball: a small l_2 ball, exact through the first layer."
     )
     l1: Literal["ball"] = Field("ball", description="A small l_1 ball, exact through the first layer.")
+
+
+class Losses(Model):
+    """The loss of each norm; one word stands for all of them."""
+
+    linf: Loss = Field("sabr", description=f"Loss of l_inf. {loss_help()}. One word for `loss` itself sets all norms.")
+    l2: Loss = Field("sabr", description="The same for l_2; mtl, cc and exp attack and bound the ball itself, whatever regions.l2 says.")
+    l1: Loss = Field("sabr", description="The same for l_1.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, data: Any) -> Any:
+        return dict.fromkeys(NORMS, data) if isinstance(data, str) else data
+
+    def of(self, norm: Norm) -> Loss:
+        return {"linf": self.linf, "l2": self.l2, "l1": self.l1}[norm]
+
+    @property
+    def uniform(self) -> bool:
+        return self.linf == self.l2 == self.l1
 
 
 class TrainingRadii(Model):
@@ -61,6 +85,7 @@ class Training(Model):
     )
     base: Literal["max", "joint"] = Field("max", description="Objective inside scratch and finetune.")
     regions: Regions = Regions()
+    loss: Losses = switch(Losses())
     eps: TrainingRadii = TrainingRadii()
     epochs: Annotated[int, Field(ge=1)] = Field(20, description="Epochs in all.")
     standard_epochs: Annotated[int, Field(ge=0)] = Field(1, description="Epochs of natural training before the radius ramp.")
@@ -74,7 +99,8 @@ class Training(Model):
     )
     lr_factor: Positive = Field(0.2, description="See lr_milestones.")
     lambda_inf: Unit = Field(
-        0.4, description="Side of the propagated l_inf box relative to the full one: 1 is plain IBP, 0 adversarial training."
+        0.4,
+        description="How far the loss of l_inf goes from the attack (0, adversarial training) to bounds on the whole region (1, plain IBP): with loss sabr the side of the propagated box relative to the full one, with the others their coefficient. Good values differ between losses.",
     )
     lambda_2: Unit = Field(1e-5, description="The same for l_2.")
     lambda_1: Unit = Field(0.5, description="The same for l_1.")
@@ -94,12 +120,33 @@ class Training(Model):
         description="Adam state of the natural branch (A23): its own over all epochs, or a throw-away copy of the certified branch's (authors' code).",
     )
     random_weights: Literal["sum", "mean"] = Field("sum", description="Combination of the halves in random (A12): 1 + 1, or 1/2 + 1/2.")
+    natural_weight: Annotated[float, Field(ge=0.0, lt=1.0)] = switch(
+        0.0, "kappa: weight of the clean cross-entropy beside the robust loss, which gets 1 - kappa, from the ramp on."
+    )
+    ramp_bound: Literal["ibp", "crown-ibp"] = switch(
+        "ibp",
+        "Bounds while the radii grow: interval bounds, or CROWN-IBP's mixture, which begins with linear bounds of the margins and ends with interval bounds. Costs one backward pass of bounds per class.",
+    )
     l1_weight: NonNegative = Field(0.0, description="Weight of the l1 norm of all trainable tensors (A16).")
     warmup_weight: NonNegative = Field(0.5, description="Weight of the tightness and balance regularisers while the radii grow.")
     relu_shrink: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
         None, description="Multiply the upper bound of crossing neurons by this in training (A2)."
     )
     grad_clip: Positive | None = Field(None, description="Clip the gradient norm to this; empty: never.")
+    weight_decay: NonNegative = switch(
+        0.0, "Decoupled weight decay (AdamW) of all trainable tensors, per step times the learning rate; 0: plain Adam."
+    )
+    accumulate: Annotated[int, Field(ge=1)] = switch(
+        1, "Batches whose gradients are averaged before every step of the optimiser; BN statistics stay those of each batch."
+    )
+    ema: Annotated[float, Field(ge=0.0, lt=1.0)] = switch(
+        0.0,
+        "Decay, per step, of a moving average of weights and BN statistics, e.g. 0.999. The average is what is evaluated, saved and certified; training goes on with the weights themselves. 0: none.",
+    )
+    precise_bn: bool = switch(
+        False,
+        "After every epoch, replace the running BN statistics by those of the clean, unaugmented training set under the weights as they are then.",
+    )
     start_from: str | None = Field(
         None, description="Checkpoint (or run directory) whose weights training starts from; finetune needs one."
     )
@@ -185,6 +232,15 @@ class Training(Model):
             if self.transformation is None:
                 raise ValueError(f"method {self.method} trains against a geometric transformation: set training.transformation, e.g. R(30)")
             training_transformation(self.transformation, "", self.transformation_widths)
+        trained = self.row.norms or self.norms
+        if "loss" in self.row.fields and not self.loss.uniform:
+            for norm in NORMS:
+                if norm not in trained and self.loss.of(norm) != "sabr":
+                    raise ValueError(f"loss.{norm}: {self.loss.of(norm)} has no effect, method {self.method} trains {', '.join(trained)}")
+        if "loss" in self.row.fields and self.attack.radius != 1 and all(self.loss.of(norm) == "sabr" for norm in trained):
+            raise ValueError("attack.radius has no effect with loss sabr, whose region lies where the attack ended: choose mtl, cc or exp")
+        if self.ramp_bound != "ibp" and self.anneal_epochs == 0:
+            raise ValueError(f"ramp_bound: {self.ramp_bound} acts while the radii grow, and anneal_epochs is 0: remove one of them")
         for name in inactive_fields(self.method, self.base) & self.model_fields_set:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect with method {self.method}: remove it, or choose a method that uses it")

@@ -194,8 +194,10 @@ def experiment_at(sweep: Sweep, point: Point, number: int, seed: int) -> Experim
 
 def _field(experiment: Experiment, path: str) -> Any:
     value: Any = experiment.model_dump(mode="json")
+    own: Any = experiment
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        own = getattr(own, key, None)
+        value = value.get(key, own) if isinstance(value, Mapping) else own  # a switch that is off is not written
     return value
 
 

@@ -11,15 +11,41 @@ import torch
 from torch import Tensor
 
 from cure_ray.config import Training
-from cure_ray.config.methods import Objective
+from cure_ray.config.methods import Loss, Objective
 
 Combine = Callable[[Sequence[Tensor], int], Tensor]  # the norms' losses per sample, ranks -> what is minimised
+Between = Callable[[Tensor, Tensor, float], Tensor]  # u [B, K] at the attack, u on the whole region, lambda -> loss per sample
 Count = Callable[[Tensor], Tensor]  # adds a count over ranks, without gradient
+SMALLEST = 1e-12
 
 
 def robust_cross_entropy(u_BK: Tensor) -> Tensor:
     """Cross-entropy of the worst case: ln sum_j exp(u_j), per sample; u is 0 at the label."""
     return u_BK.logsumexp(1)
+
+
+def multi_task(u_attack_BK: Tensor, u_bound_BK: Tensor, ratio: float) -> Tensor:
+    """MTL-IBP: the convex combination of the two losses."""
+    return (1 - ratio) * robust_cross_entropy(u_attack_BK) + ratio * robust_cross_entropy(u_bound_BK)
+
+
+def combined_margins(u_attack_BK: Tensor, u_bound_BK: Tensor, ratio: float) -> Tensor:
+    """CC-IBP: the loss of the convex combination of the margins."""
+    return robust_cross_entropy((1 - ratio) * u_attack_BK + ratio * u_bound_BK)
+
+
+def geometric_mean(u_attack_BK: Tensor, u_bound_BK: Tensor, ratio: float) -> Tensor:
+    """Exp-IBP: the convex combination of the logarithms. A loss that float32 rounds to 0 has no logarithm and gives no gradient."""
+    log_attack, log_bound = (robust_cross_entropy(u).clamp(min=SMALLEST).log() for u in (u_attack_BK, u_bound_BK))
+    return torch.exp((1 - ratio) * log_attack + ratio * log_bound)
+
+
+BETWEEN: dict[Loss, Between] = {"mtl": multi_task, "cc": combined_margins, "exp": geometric_mean}  # sabr has one region, between the two
+
+
+def of_norm(loss: Loss, u_attack_BK: Tensor | None, u_bound_BK: Tensor, ratio: float) -> Tensor:
+    """The loss of one norm per sample. Without an attacked point (SABR, and the ends of the others) that of the region bounded."""
+    return robust_cross_entropy(u_bound_BK) if u_attack_BK is None else BETWEEN[loss](u_attack_BK, u_bound_BK, ratio)
 
 
 def single(losses: Sequence[Tensor], world: int) -> Tensor:

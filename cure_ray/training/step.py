@@ -5,7 +5,7 @@ Section 5.7 of docs/explanation/algorithms.md.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from cure_ray.config import Experiment, Training
 from cure_ray.networks.sequence import Blocks
 from cure_ray.threats.norms import Norm, P
 from cure_ray.training import losses as objectives
+from cure_ray.training.crown import linear_upper_bounds
 from cure_ray.training.folding import FoldedNetwork, clean_forward, fold_batch, fold_running
 from cure_ray.training.propagation import Propagated, Region, propagate, upper_bounds
 from cure_ray.training.region import Noise, RegionSpec, build_regions
@@ -96,25 +97,45 @@ def _radius_in(region: Region, network: FoldedNetwork) -> Tensor:
     return cube * (1 / torch.as_tensor(std)).mean()
 
 
-def region_specs(experiment: Experiment, rho: float, batch: int, streams: Streams) -> list[RegionSpec]:
-    """Which regions this step builds; the objective `parts` gives every norm its own part of the batch."""
+def region_specs(experiment: Experiment, rho: float, batch: int, streams: Streams) -> list[tuple[RegionSpec, ...]]:
+    """Which regions this step builds: for each norm the one that is bounded, before it the attacked point if its loss takes both.
+
+    At its ends a loss takes one of them, as SABR's does between them. The objective `parts` gives every norm its own part of the batch.
+    """
     training = experiment.training
     norms = training.active_norms
     rows: list[Tensor | None] = [None] * len(norms)
     if training.objective == "parts":
         order = torch.randperm(batch, generator=streams.partition, device=streams.partition.device)
         rows = list(order.tensor_split(len(norms)))
-    return [
-        RegionSpec(
-            norm,
-            rho * experiment.training_eps(norm),
-            training.lambda_of(norm),
-            getattr(training.regions, norm) == "ball",
-            part,
-            experiment.dataset.box,
-        )
-        for norm, part in zip(norms, rows, strict=True)
-    ]
+    plans = list[tuple[RegionSpec, ...]]()
+    for norm, part in zip(norms, rows, strict=True):
+        between = training.loss.of(norm) != "sabr"
+        ball = norm != "linf" and (between or getattr(training.regions, norm) == "ball")
+        spec = RegionSpec(norm, rho * experiment.training_eps(norm), training.lambda_of(norm), ball, part, experiment.dataset.box)
+        attacked = replace(spec, eps=training.attack.radius * spec.eps, ratio=0.0)
+        if between and spec.ratio == 0:
+            plans.append((attacked,))
+        elif between and spec.ratio < 1:
+            plans.append((attacked, replace(spec, ratio=1.0)))
+        else:
+            plans.append((spec,))
+    return plans
+
+
+def _attacked_margins(
+    network: FoldedNetwork, found: Sequence[tuple[Region, ...]], ys: Sequence[Tensor], bound: Propagate
+) -> list[Tensor | None]:
+    """u [B, K] at the attacked points, in one pass without radii; None for norms whose loss takes one region."""
+    pairs = [i for i, of_norm in enumerate(found) if len(of_norm) > 1]
+    out: list[Tensor | None] = [None] * len(found)
+    if pairs:
+        parts = [ys[i] for i in pairs]
+        points = bound(network, [found[i][0] for i in pairs], points=True)
+        u = upper_bounds(network, points, torch.cat(parts)).split([len(part) for part in parts])
+        for i, u_BK in zip(pairs, u, strict=True):
+            out[i] = u_BK
+    return out
 
 
 def certified_step(
@@ -131,19 +152,32 @@ def certified_step(
     training = experiment.training
     count = len(x) * ranks.world
     clean_logits, stats = clean_forward(blocks, x, ranks.all_sum, ranks.world)
-    specs = region_specs(experiment, rho, len(x), streams)
+    plans = region_specs(experiment, rho, len(x), streams)
+    specs = [spec for plan in plans for spec in plan]
     bound, attack_logits = _kernels(experiment.execution.compile)
     frozen = functools.partial(attack_logits, fold_running(blocks))
-    regions = build_regions(frozen, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs])
+    built = iter(build_regions(frozen, x, y, specs, training.attack, [streams.attacks[s.norm] for s in specs]))
+    found = [tuple(next(built) for _ in plan) for plan in plans]
+    regions = [of_norm[-1] for of_norm in found]
+    ys = [y if plan[-1].rows is None else y[plan[-1].rows] for plan in plans]
     network = fold_batch(blocks, stats)
     warming = training.warmup_weight > 0 and rho < 1
-    points = not warming and all(s.ratio == 0 for s in specs)
-    boxes = bound(network, regions, training.relu_shrink or 1.0, keep_hidden=warming, points=points)
-    ys = [y if s.rows is None else y[s.rows] for s in specs]
+    mixing = training.ramp_bound == "crown-ibp" and rho < 1
+    points = not (warming or mixing) and all(plan[-1].ratio == 0 for plan in plans)
+    boxes = bound(network, regions, training.relu_shrink or 1.0, keep_hidden=warming or mixing, points=points)
     u_all = upper_bounds(network, boxes, torch.cat(ys))
+    if mixing:
+        u_all = rho * u_all + (1 - rho) * linear_upper_bounds(network, regions, boxes.hidden, torch.cat(ys))
     u = list(u_all.split([len(part) for part in ys]))
-    per_norm = [objectives.robust_cross_entropy(u_BK) for u_BK in u]
+    attacked = _attacked_margins(network, found, ys, bound)
+    per_norm = [
+        objectives.of_norm(training.loss.of(norm), at, u_BK, training.lambda_of(norm))
+        for norm, at, u_BK in zip(training.active_norms, attacked, u, strict=True)
+    ]
     terms = {"robust": objectives.OBJECTIVES[training.objective](training)(per_norm, ranks.world)}
+    if training.natural_weight > 0:
+        terms["robust"] = (1 - training.natural_weight) * terms["robust"]
+        terms["natural"] = training.natural_weight * F.cross_entropy(clean_logits, y, reduction="sum") / count
     logs = {"train_correct": (clean_logits.detach().argmax(1) == y).sum()}
     for norm, values in zip(training.active_norms, per_norm, strict=True):
         logs[f"loss_{norm}"] = values.detach().mean()

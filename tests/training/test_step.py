@@ -38,10 +38,18 @@ def test_running_statistics_after_a_step_are_those_of_one_clean_pass(method: str
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in network.parameters())
 
 
-@pytest.mark.parametrize("method", CERTIFIED)
-def test_a_step_reads_nothing_back_and_mixes_no_devices(method: str) -> None:
+OPTIONS: list[tuple[str, dict[str, object]]] = [
+    *((method, {}) for method in CERTIFIED),
+    ("scratch", {"loss": "mtl", "lambda_2": 0.5}),
+    ("random", {"loss": "cc", "lambda_2": 0.5}),
+    ("joint", {"loss": "exp", "natural_weight": 0.5, "ramp_bound": "crown-ibp"}),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), OPTIONS)
+def test_a_step_reads_nothing_back_and_mixes_no_devices(method: str, options: dict[str, object]) -> None:
     """On the meta device any host synchronisation or stray CPU tensor raises."""
-    described = experiment(method)
+    described = experiment(method, **options)
     network = new_network(described).train().to("meta")
     x, y = torch.empty(8, 1, 8, 8, device="meta"), torch.empty(8, dtype=torch.long, device="meta")
     noise = streams(described, device="cpu")
