@@ -86,6 +86,26 @@ def test_resuming_from_any_epoch_gives_the_same_bits(undisturbed: Path, tmp_path
     assert [row["epoch"] for row in read_metrics(copy)] == [1, 2, 3, 4]
 
 
+SWITCHES = {"loss": "mtl", "lambda_2": 0.3, "ema": 0.9, "accumulate": 2, "precise_bn": True, "weight_decay": 0.01, "natural_weight": 0.1}
+
+
+@pytest.mark.parametrize("optimizer", ["separate", "copy"])
+def test_resuming_with_average_accumulation_and_exact_statistics_gives_the_same_bits(tmp_path: Path, optimizer: str) -> None:
+    described = quick(training={**SWITCHES, "ramp_bound": "crown-ibp", "nt_optimizer": optimizer})
+    train_run(described, tmp_path / "whole", quiet=True)
+    for epoch in (1, 3):
+        copy = tmp_path / f"resumed-{epoch}"
+        shutil.copytree(tmp_path / "whole", copy)
+        for later in list_checkpoints(copy)[epoch:]:
+            shutil.rmtree(later)
+        train_run(described, copy, resume=True, quiet=True)
+        assert_same_bits(tmp_path / "whole", copy)
+    last = list_checkpoints(tmp_path / "whole")[-1]
+    result, behind = load_file(last / "weights.safetensors"), load_file(last / "optimizer_ct.safetensors")
+    assert not torch.equal(result["0.weight"], behind["live/0.weight"])
+    assert torch.equal(load_checkpoint(last).network.state_dict()["0.weight"], result["0.weight"])
+
+
 def start_in_background(tmp_path: Path, name: str) -> tuple[subprocess.Popen[str], Path, Path]:
     described, out = tmp_path / f"{name}.yaml", tmp_path / name
     described.write_text(dump_experiment(quick(epochs=6)))
@@ -153,6 +173,21 @@ def test_training_learns(tmp_path: Path) -> None:
     metrics = train_run(experiment, tmp_path / "run", quiet=True).metrics
     assert metrics["clean"] > 0.85
     assert metrics["ibp_linf"] > 0.2
+
+
+@pytest.mark.parametrize("loss", ["mtl", "cc", "exp"])
+def test_every_loss_trains_the_union_on_digits(tmp_path: Path, loss: str) -> None:
+    described = quick(
+        "joint",
+        6,
+        dataset={"train_samples": 700, "validation": 100},
+        network={"width": 0.5},
+        threats={"linf": 0.03, "l2": 0.1, "l1": 0.2},
+        training={"norms": ["linf", "l2", "l1"], "loss": loss, **dict.fromkeys(("lambda_inf", "lambda_2", "lambda_1"), 0.5), "lr": 5e-3},
+    )
+    metrics = train_run(described, tmp_path / "run", quiet=True).metrics
+    assert metrics["clean"] > 0.75
+    assert metrics["ibp_union"] > 0.1
 
 
 def test_metrics_are_one_table_in_pandas(undisturbed: Path) -> None:

@@ -172,8 +172,8 @@ def load_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], source
     network.load_state_dict(dict(weights))
 
 
-def checkpoint_bytes(network: torch.nn.Module, branches: int) -> int:
-    """Size of one checkpoint: weights, and two Adam moments per branch."""
+def checkpoint_bytes(network: torch.nn.Module, branches: int, averaged: bool = False) -> int:
+    """Size of one checkpoint: weights (twice where they are averaged), and two Adam moments per branch."""
     weights = sum(t.numel() * t.element_size() for t in network.state_dict().values())
     parameters = sum(p.numel() * p.element_size() for p in network.parameters())
-    return weights + 2 * branches * parameters + 100_000
+    return (1 + averaged) * weights + 2 * branches * parameters + 100_000

@@ -91,7 +91,7 @@ class Record:
     def save(self, progress: Progress, metrics: dict[str, Any], nt_optimizer: Mapping[str, torch.Tensor] | None = None) -> Path:
         """Keep the epoch that just ended: checkpoint first, then its metrics line. The natural optimiser may be another process's."""
         target = checkpoint_at(self.directory, progress.epoch)
-        optimizers = {"ct": progress.ct.optimizer_tensors()}
+        optimizers = {"ct": progress.ct.saved_tensors()}
         if progress.nt is not None and nt_optimizer is None:
             nt_optimizer = progress.nt.optimizer_tensors()
         if nt_optimizer:
@@ -100,7 +100,7 @@ class Record:
             target.parent.mkdir(exist_ok=True)
             with self.lease.desk_work() as desk:
                 made = desk / target.name
-                write_checkpoint(made, self.experiment, progress.epoch, snapshot(progress.ct.network), optimizers, metrics, self.extra)
+                write_checkpoint(made, self.experiment, progress.epoch, snapshot(progress.ct.result), optimizers, metrics, self.extra)
             self.lease.publish(made, target)
             self.rows.append(metrics)
             self._write_rows()
@@ -148,7 +148,8 @@ def open_run(experiment: Experiment, directory: Path, resume: bool, term: int | 
 def check_disk(directory: Path, experiment: Experiment) -> None:
     """Enough room for the checkpoints that are kept and the one being written?"""
     branches = 2 if experiment.training.uses_projection and experiment.training.nt_optimizer == "separate" else 1
-    need = checkpoint_bytes(new_network(experiment), branches) * (experiment.execution.keep_checkpoints + 1)
+    size = checkpoint_bytes(new_network(experiment), branches, averaged=experiment.training.ema > 0)
+    need = size * (experiment.execution.keep_checkpoints + 1)
     free = shutil.disk_usage(directory).free
     if free < need:
         raise NoRoomError(
@@ -163,8 +164,8 @@ def starting_point(experiment: Experiment, device: torch.device, checkpoint: Che
     if checkpoint is not None:
         network = checkpoint.network.train()
         place(network, device, prefers_channels_last(experiment))
-        ct = Learner.of(network, experiment.training.lr)
-        ct.load_optimizer_tensors(checkpoint.optimizer("ct") or {})
+        ct = Learner.certified(network, experiment.training)
+        ct.load_saved_tensors(checkpoint.optimizer("ct") or {})
         progress = Progress(checkpoint.epoch, ct)
         saved = checkpoint.optimizer("nt")
         if saved is not None:
@@ -201,7 +202,7 @@ class Judge:
         return {
             "epoch": progress.epoch,
             **trained,
-            **evaluate(progress.ct.network, self.images, self.experiment),
+            **evaluate(progress.ct.result, self.images, self.experiment),
             "eval_split": self.split,
             "epoch_seconds": time.perf_counter() - began,
             **({"cosines": dict(cosines)} if cosines is not None else {}),

@@ -2,22 +2,24 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from cure_ray import seeding
-from cure_ray.config import Experiment
+from cure_ray.config import Experiment, Training
 from cure_ray.config.methods import Step
 from cure_ray.data.images import AugmentationTable, Images, augmented_batch
 from cure_ray.networks.sequence import Blocks, read_blocks
+from cure_ray.training.averaging import Average
 from cure_ray.training.cgt import cgt_step
 from cure_ray.training.region import Noise
 from cure_ray.training.schedules import learning_rate, radius_fraction
 from cure_ray.training.step import Moment, Ranks, StepResult, Streams, certified_step, natural_step, standard_step
 
+LIVE = "live/"  # before the names of weights in a file of optimiser state
 Branch = Literal["ct", "nt"]
 Take = Callable[[Tensor, Tensor, Moment], StepResult]
 Tick = Callable[[int, int], None]  # called with (batches done, batches in all)
@@ -38,14 +40,54 @@ class DivergedError(RuntimeError):
 
 @dataclass
 class Learner:
-    """A network with its optimiser: the state an epoch advances."""
+    """A network with its optimiser, and the moving average of its weights if there is one: the state an epoch advances."""
 
     network: nn.Sequential
     optimizer: torch.optim.Adam
+    average: Average | None = None
 
     @staticmethod
     def of(network: nn.Sequential, lr: float) -> "Learner":
+        """With a plain Adam."""
         return Learner(network, torch.optim.Adam(network.parameters(), lr=lr, betas=(0.9, 0.999), eps=1e-8, fused=True))
+
+    @staticmethod
+    def certified(network: nn.Sequential, training: Training) -> "Learner":
+        """With what the experiment says about the optimiser; an average begins at the network as it is."""
+        plain = Learner.of(network, training.lr)
+        average = Average.of(network, training.ema) if training.ema > 0 else None
+        if training.weight_decay == 0:
+            return replace(plain, average=average)
+        decaying = torch.optim.AdamW(
+            network.parameters(), lr=training.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=training.weight_decay, fused=True
+        )
+        return Learner(network, decaying, average)
+
+    @property
+    def result(self) -> nn.Sequential:
+        """What is evaluated, saved and certified."""
+        return self.network if self.average is None else self.average.network
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.follow()
+
+    def follow(self) -> None:
+        """The average takes in the weights as they are now."""
+        if self.average is not None:
+            self.average.take_in(self.network)
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds besides the result: Adam's state, and where there is an average the weights behind it."""
+        live = {} if self.average is None else self.network.state_dict()
+        return {**self.optimizer_tensors(), **{f"{LIVE}{name}": t.detach().cpu().clone().contiguous() for name, t in live.items()}}
+
+    def load_saved_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `saved_tensors`, on a learner made of the result."""
+        live = {name.removeprefix(LIVE): tensor for name, tensor in tensors.items() if name.startswith(LIVE)}
+        if live:
+            self.network.load_state_dict(live)
+        self.load_optimizer_tensors(tensors)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Adam's state by parameter name, on the CPU; empty before the first step."""
@@ -72,6 +114,12 @@ def batch_order(images: Images, experiment: Experiment, epoch: int, branch: Bran
     order = torch.randperm(len(images), generator=seeding.generator("cpu", experiment.seed, epoch, branch, "order"))
     mine = order[: batches * size].view(batches, ranks.world, size // ranks.world)[:, ranks.rank]
     return mine.to(images.raw.device)
+
+
+def group_of(batch: int, batches: int, accumulate: int) -> tuple[int, int]:
+    """First batch and size of the group whose gradients make one step together; the last group of an epoch may be smaller."""
+    first = batch - batch % accumulate
+    return first, min(accumulate, batches - first)
 
 
 def _streams(experiment: Experiment, epoch: int, device: torch.device, ranks: Ranks) -> Streams:
@@ -163,12 +211,15 @@ def run_epoch(
             x = x.contiguous(memory_format=torch.channels_last)
         rho = radius_fraction(training, epoch, batch, len(order))
         result = take(x, y, Moment(epoch, batch, len(order), rho))
-        learner.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()
-        ranks.sync_gradients(parameters)
-        if training.grad_clip is not None and branch == "ct":
-            nn.utils.clip_grad_norm_(parameters, training.grad_clip)
-        learner.optimizer.step()
+        first, size = group_of(batch, len(order), training.accumulate)
+        if batch == first:
+            learner.optimizer.zero_grad(set_to_none=True)
+        (result.loss if size == 1 else result.loss / size).backward()
+        if batch == first + size - 1:
+            ranks.sync_gradients(parameters)
+            if training.grad_clip is not None and branch == "ct":
+                nn.utils.clip_grad_norm_(parameters, training.grad_clip)
+            learner.step()
         trace.add(result)
         tick(batch + 1, len(order))
     metrics = trace.means(trace.check(epoch), order.numel())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cure_ray.config import Experiment
 from cure_ray.data.images import Images
 from cure_ray.networks.build import new_network
+from cure_ray.training.averaging import precise_statistics
 from cure_ray.training.epochs import Learner, Tick, run_epoch, silent
 from cure_ray.training.projection import Merge, merge
 
@@ -42,7 +43,7 @@ def start(experiment: Experiment, device: torch.device, weights: Mapping[str, Te
     if weights is not None:
         network.load_state_dict(dict(weights))
     place(network, device, prefers_channels_last(experiment))
-    return Progress(0, Learner.of(network, experiment.training.lr))
+    return Progress(0, Learner.certified(network, experiment.training))
 
 
 def snapshot(network: nn.Module) -> dict[str, Tensor]:
@@ -60,10 +61,20 @@ def natural_learner(progress: Progress, experiment: Experiment) -> Learner:
     if experiment.training.nt_optimizer == "copy":
         twin = Learner.of(copy.deepcopy(progress.ct.network), experiment.training.lr)
         twin.optimizer.load_state_dict(copy.deepcopy(progress.ct.optimizer.state_dict()))
+        for group in twin.optimizer.param_groups:
+            group["weight_decay"] = 0.0  # the natural branch has cross-entropy and nothing else (A24)
         return twin
     if progress.nt is None:
         progress.nt = Learner.of(copy.deepcopy(progress.ct.network), experiment.training.lr)
     return progress.nt
+
+
+def settle(progress: Progress, images: Images, experiment: Experiment, merged: bool) -> None:
+    """What an epoch ends with before it is judged: the average hears of a merge, and BN statistics are made exact where asked for."""
+    if merged:
+        progress.ct.follow()
+    if experiment.training.precise_bn:
+        precise_statistics(progress.ct.result, images, experiment.training.batch_size, prefers_channels_last(experiment))
 
 
 def merge_metrics(merged: Merge, natural: Mapping[str, float], merge_seconds: float) -> dict[str, float]:
@@ -87,6 +98,7 @@ def serial_epoch(progress: Progress, images: Images, experiment: Experiment, tic
     if not projects(experiment, epoch):
         metrics = run_epoch("ct", progress.ct, images, experiment, epoch, tick=tick, channels_last=last)
         progress.epoch = epoch
+        settle(progress, images, experiment, merged=False)
         return metrics, None
     theta = snapshot(progress.ct.network)
     nt = natural_learner(progress, experiment)
@@ -96,5 +108,7 @@ def serial_epoch(progress: Progress, images: Images, experiment: Experiment, tic
     started = time.perf_counter()
     merged = merge(theta, snapshot(nt.network), snapshot(progress.ct.network), experiment.training.beta)
     progress.ct.network.load_state_dict(merged.state)
+    merge_seconds = time.perf_counter() - started
     progress.epoch = epoch
-    return {**metrics, **merge_metrics(merged, natural, time.perf_counter() - started)}, merged
+    settle(progress, images, experiment, merged=True)
+    return {**metrics, **merge_metrics(merged, natural, merge_seconds)}, merged

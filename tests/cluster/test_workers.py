@@ -64,6 +64,17 @@ def test_killed_parallel_run_has_the_bits_of_a_serial_one(ray_session: Session, 
         assert {k: v for k, v in mine.items() if k not in timed} == {k: v for k, v in theirs.items() if k not in timed}
 
 
+def test_a_parallel_run_has_the_bits_of_a_serial_one_with_average_accumulation_and_exact_statistics(
+    ray_session: Session, tmp_path: Path
+) -> None:
+    """The certified ranks keep the average, every rank makes the statistics, a copied Adam travels to the natural one."""
+    switches = {"loss": "mtl", "lambda_2": 0.3, "ema": 0.9, "accumulate": 2, "precise_bn": True, "weight_decay": 0.01}
+    experiment = tiny(epochs=3, nt_optimizer="copy", **switches)
+    serial = train_run(experiment, tmp_path / "serial", quiet=True)
+    parallel = train_parallel(experiment, tmp_path / "parallel", quiet=True)
+    assert files_of(parallel.checkpoint) == files_of(serial.checkpoint)
+
+
 def test_a_reducer_that_was_told_to_end_does_not_let_ranks_wait_for_ever(ray_session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """By SIGTERM between the arrivals of the two branches: it waits for the first's call, and never takes the second's."""
     monkeypatch.setattr(reducer, "PAUSE_SECONDS", 0.5)

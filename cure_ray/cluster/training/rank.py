@@ -28,7 +28,7 @@ from cure_ray.runs.lease import RANKS, LostLeaseError, succeed
 from cure_ray.runs.pulse import this_process
 from cure_ray.runs.record import Judge, Record, starting_point
 from cure_ray.training.epochs import DivergedError, Learner, run_epoch
-from cure_ray.training.loop import Progress, merge_metrics, natural_learner, prefers_channels_last, snapshot
+from cure_ray.training.loop import Progress, merge_metrics, natural_learner, prefers_channels_last, settle, snapshot
 from cure_ray.training.step import Ranks
 
 DIVERGED = "diverged.txt"
@@ -142,6 +142,8 @@ def _next_epoch(plan: Plan, seat: Seat, progress: Progress, images: Images) -> t
     if not plan.phase.natural:
         metrics, failed = _own_epoch(plan, seat, progress.ct, images, progress.epoch + 1)
         progress.epoch += 1
+        if not failed:
+            settle(progress, images, plan.experiment, merged=False)
         return dict(metrics), {}, failed
     began = time.perf_counter()
     own, outcome = _exchange(plan, seat, progress, images)
@@ -149,6 +151,7 @@ def _next_epoch(plan: Plan, seat: Seat, progress: Progress, images: Images) -> t
     progress.epoch += 1
     if outcome.failed:
         return {}, {}, outcome.failed
+    settle(progress, images, plan.experiment, merged=True)
     natural = outcome.parts["nt"]
     metrics = {**own, **merge_metrics(outcome.merged, natural.metrics, outcome.seconds), "exchange_seconds": together}
     return {**metrics, "cosines": dict(outcome.cosines)}, to_tensors(natural.optimizer) if seat.role.leads else {}, ""
