@@ -62,7 +62,8 @@ class Options(TypedDict, total=False):
 
     split: str  # test, validation or train, of the experiment's data set
     data_dir: str | Path | None
-    best: int  # how many of a sweep's best trials
+    best: int | None  # how many of a sweep's best trials; default 1
+    front: bool  # every trial of a sweep's Pareto front
     stages: str | Sequence[str] | None
     seconds: str | float | None
     nodes: int | None
@@ -136,7 +137,7 @@ def build(
 ) -> CertificationRequest:
     """The typed form of what was asked for in words."""
     given: dict[str, Any] = {**options}
-    source = _part(("split", "data_dir", "best"), given)
+    source = _part(("split", "data_dir", "best", "front"), given)
     found = subjects(network, given_samples(images, labels, source.get("split", "test")), **source)
     given |= {"stages": parse_stages(given.get("stages")), "seconds": parse_seconds(given.get("seconds"))}
     cascade, execution = Cascade(**_part(Cascade, given)), Execution(**_part(Execution, given))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import nn
 
+from cure_ray.api.sweep import SweepResult, Trial
 from cure_ray.catalogue.published import STANDARD
 from cure_ray.certification.identity import network_identity
 from cure_ray.config import Certification
@@ -30,8 +31,6 @@ from cure_ray.threats.norms import NORMS
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-    from cure_ray.api.sweep import SweepResult, Trial
 
     Network: TypeAlias = "Subject | nn.Module | RunResult | Checkpoint | Trial | SweepResult | str | Path"
     Images: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path
@@ -80,9 +79,16 @@ class Subject:
 
 
 def subjects(
-    network: "Network | Iterable[Network]", samples: Samples | None, split: str = "test", data_dir: str | Path | None = None, best: int = 1
+    network: "Network | Iterable[Network]",
+    samples: Samples | None,
+    split: str = "test",
+    data_dir: str | Path | None = None,
+    best: int | None = None,
+    front: bool = False,
 ) -> list[Subject]:
-    """Everything a person may point at; a sweep stands for its best trials, several networks for one subject each."""
+    """Everything a person may point at; a sweep stands for its best trials or its front, several networks for one subject each."""
+    if front and best is not None:
+        raise UserError(f"--front is every trial that no other beats, --best {best} the first {best}: give one of them")
     if isinstance(network, Subject):
         return [network]
     if isinstance(network, nn.Module):
@@ -94,15 +100,19 @@ def subjects(
         path = Path(network)
         if path.suffix == ".onnx":
             return [onnx_subject(path, _needed(samples, "an ONNX file"))]
-        found = best_runs(path, best) if (path / SWEEP).is_file() else [path]
+        sweep = (path / SWEEP).is_file()
+        if front and not sweep:
+            raise UserError(f"--front is about a directory of `cure-ray sweep`, and {path} is none")
+        found = best_runs(path, best or 1, front) if sweep else [path]
         return [run_subject(run, samples, split, data_dir) for run in found]
-    runs = getattr(network, "runs", None)  # a trial
-    several = runs if runs is not None else [network.best] if hasattr(network, "best") else network
+    if isinstance(network, SweepResult):
+        return subjects(network.directory, samples, split, data_dir, best, front)
+    several = network.runs if isinstance(network, Trial) else network
     if not isinstance(several, Iterable):
         raise UserError(
             f"a {type(network).__name__} cannot be certified: give a torch module, a run of `train`, a directory of one, or an ONNX file"
         )
-    return [subject for one in several for subject in subjects(one, samples, split, data_dir, best)]
+    return [subject for one in several for subject in subjects(one, samples, split, data_dir, best, front)]
 
 
 def _needed(samples: Samples | None, what: str) -> Samples:

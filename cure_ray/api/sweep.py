@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from cure_ray.errors import UserError
 from cure_ray.search.layout import trial_runs
+from cure_ray.search.ranking import check_met
 from cure_ray.search.space import Sweep, load_sweep
 from cure_ray.search.study import default_directory
+from cure_ray.search.trials import meets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,20 +24,24 @@ class Trial:
     point: dict[str, Any]
     values: dict[str, float]
     runs: tuple[Path, ...]
+    meets: bool = True  # the sweep's constraints
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A search that used up its budget; finished trials, best first (a Pareto front first, for several objectives)."""
+    """A search that used up its budget; finished trials, best first: who meets the constraints, a Pareto front for several objectives."""
 
     directory: Path
     trials: tuple[Trial, ...]
+    front: tuple[Trial, ...] = ()  # who meets the constraints and is beaten by none, by the first objective; `cure_ray.certify` takes them
 
     @property
     def best(self) -> Trial:
         """The best trial; `cure_ray.certify` takes it."""
         if not self.trials:
             raise UserError(f"no trial finished; see: cure-ray status {self.directory}")
+        if not self.trials[0].meets:
+            check_met(self.directory)
         return self.trials[0]
 
     def table(self) -> "pd.DataFrame":
@@ -74,5 +80,6 @@ def sweep(
     found = []
     for trial in done.trials:
         values = dict(zip(search.objectives, trial.values, strict=True))
-        found.append(Trial(trial.number, trial.user_attrs["point"], values, tuple(trial_runs(done.directory, trial.number))))
-    return SweepResult(done.directory, tuple(found))
+        runs = tuple(trial_runs(done.directory, trial.number))
+        found.append(Trial(trial.number, trial.user_attrs["point"], values, runs, meets(trial)))
+    return SweepResult(done.directory, tuple(found), tuple(t for t in found if t.number in done.front))

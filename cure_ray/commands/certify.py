@@ -57,7 +57,8 @@ def certify(
     workers: Annotated[int, typer.Option(min=1, help="Certify on so many Ray workers; 1: in this process.")] = 1,
     gpus_per_worker: Annotated[float, typer.Option(min=0, help="GPUs per worker with --device cuda; fractions allowed.")] = 1.0,
     address: Annotated[str | None, typer.Option(help="A running Ray cluster; default: RAY_ADDRESS, else this machine.")] = None,
-    best: Annotated[int, typer.Option(min=1, help="How many of a sweep's best trials.")] = 1,
+    best: Annotated[int | None, typer.Option(min=1, help="How many of a sweep's best trials; default 1.")] = None,
+    front: Annotated[bool, typer.Option("--front", help="Every trial of a sweep's Pareto front.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Start geometric grids of any size.")] = False,
     patch_precheck: Annotated[
         bool, typer.Option("--patch-precheck", help="Patches: try one loose bound for all positions together first.")
@@ -81,7 +82,7 @@ def certify(
     from cure_ray.api.certify import default_directory, run
     from cure_ray.api.request import Cascade, CertificationRequest, Execution, parse_seconds, parse_stages
 
-    found = pointed_at(checkpoint, network, weights, onnx, data, split, data_dir, best)
+    found = pointed_at(checkpoint, network, weights, onnx, data, split, data_dir, best, front)
     result = run(
         CertificationRequest(
             found,
@@ -117,7 +118,7 @@ def certify(
 
 def pointed_at(
     checkpoint: list[Path] | Path | None, network: str | None, weights: Path | None, onnx: Path | None, data: Path | None, split: str,
-    data_dir: Path | None, best: int,
+    data_dir: Path | None, best: int | None = None, front: bool = False,
 ) -> "tuple[Subject, ...]":  # fmt: skip
     """What the command line points at. Callers in Python may pass one path."""
     from cure_ray.api.subject import foreign_subject, given_samples, onnx_subject, subjects
@@ -128,7 +129,7 @@ def pointed_at(
         )
     samples = given_samples(data, split=split)
     if checkpoint:
-        return tuple(subjects(checkpoint, samples, split, data_dir, best))
+        return tuple(subjects(checkpoint, samples, split, data_dir, best, front))
     if samples is None:
         raise UserError(f"--{'network' if network else 'onnx'} needs --data file.npz with the images and labels to certify")
     return (foreign_subject(network, weights, samples),) if network is not None else (onnx_subject(onnx, samples),)  # type: ignore[arg-type]

@@ -1,11 +1,14 @@
 """`cure-ray sweep`: search an experiment's settings with Optuna on Ray."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cure_ray.commands.train import AllowCodeOption, DataDirOption
+
+if TYPE_CHECKING:
+    from cure_ray.api.sweep import Trial
 
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="A running Ray cluster (auto, or host:port); default: RAY_ADDRESS, else this machine.")
@@ -37,8 +40,19 @@ def sweep(
     if not result.trials:
         print(f"no trial finished; see: cure-ray status {result.directory}")
         return
-    best = result.best
-    values = ", ".join(f"{name} {100 * value:.1f} %" for name, value in best.values.items())
-    print(f"best of {len(result.trials)} finished trials: {values} on {asked.samples} validation images at most")
+    best, several = result.best, len(asked.objectives) > 1
+    met = f", {sum(t.meets for t in result.trials)} of which meet at_least" if asked.at_least else ""
+    on = f"on {asked.samples} validation images at most"
+
+    def reached(trial: "Trial") -> str:
+        return ", ".join(f"{name} {100 * value:.1f} %" for name, value in trial.values.items())
+
+    if several and len(result.front) > 1:
+        print(f"front of {len(result.trials)} finished trials{met}, {on}:")
+        for trial in result.front:
+            print(f"  trial {trial.number}: {reached(trial)}  ({describe(trial.point)})")
+        print(f"certify it on the test set: cure-ray certify {result.directory} --front --workers 2")
+        return
+    print(f"best of {len(result.trials)} finished trials{met}{' in every objective' if several else ''}: {reached(best)} {on}")
     print(f"  trial {best.number}: {describe(best.point)}")
     print(f"certify it on the test set: cure-ray certify {result.directory} --best 1 --workers 2")

@@ -18,25 +18,13 @@ from optuna.trial import FrozenTrial, TrialState
 from cure_ray.config import Experiment, resolve
 from cure_ray.errors import UserError
 from cure_ray.search.calls import Submission
+from cure_ray.search.halving import shortfalls, standing, survives
 from cure_ray.search.layout import seed_run, trial_home
-from cure_ray.search.records import mean_judged, rungs_passed
+from cure_ray.search.records import Row, at_most, bound_name, mean_judged, rungs_passed
+from cure_ray.search.sampling import make_sampler
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
-from cure_ray.search.study import (
-    FAILED,
-    OWNER,
-    PASSED,
-    POINT,
-    TERM,
-    VALUES,
-    counted,
-    enqueue,
-    locked,
-    make_sampler,
-    open_study,
-    orphans,
-    suggest,
-    survives,
-)
+from cure_ray.search.study import counted, enqueue, locked, open_study, orphans, suggest
+from cure_ray.search.trials import BOUND, FAILED, OWNER, PASSED, POINT, TERM, VALUES, keeps_rungs, reached_at, rung_name, standing_at
 
 Say = Callable[[str], None]
 MAX_DUPLICATES = 50  # proposals in a row that were tried before: the space is exhausted
@@ -154,6 +142,8 @@ class Ledger:
         """Proposed again: give the sampler the known answer, and run nothing."""
         asked.set_user_attr("duplicate_of", twin.number)
         if twin.state == TrialState.COMPLETE:
+            for name, miss in twin.constraints.items():
+                asked.set_constraint(name, miss)
             self.study.tell(asked, twin.values)
         else:
             self.study.tell(asked, state=TrialState.FAIL)
@@ -178,13 +168,23 @@ class Ledger:
 
     def _report_known(self, frozen: FrozenTrial) -> None:
         """What its runs have measured and the study has not heard: its call ended in between."""
-        if POINT not in frozen.user_attrs or len(self.sweep.objectives) > 1:
+        if POINT not in frozen.user_attrs:
             return
         proposal = self._make(frozen.number, frozen.user_attrs[POINT])
         for rung, epoch in enumerate(proposal.rungs):
-            known = None if rung in frozen.intermediate_values else mean_judged(self._runs(proposal), epoch)
-            if known is not None:
-                self._handle(frozen.number).report(known[self.sweep.objectives[0]], rung)
+            known = mean_judged(self._runs(proposal), epoch)
+            if known is not None and not at_most(known, self.sweep.measured):
+                self._note_reached(frozen, rung, known)
+
+    def _note_reached(self, frozen: FrozenTrial, rung: int, reached: Mapping[str, float]) -> None:
+        """What its competitors at this rung will be compared with."""
+        if reached_at(frozen, rung, self.sweep) is not None:
+            return
+        handle = self._handle(frozen.number)
+        if len(self.sweep.objectives) == 1:
+            handle.report(reached[self.sweep.objectives[0]], rung)
+        if keeps_rungs(self.sweep):
+            handle.set_user_attr(rung_name(rung), {name: reached[name] for name in self.sweep.measured})
 
     def _recall(self, proposal: Proposal) -> Proposal | None:
         """Take its rungs as far as its runs have come: what they left behind was decided, what they measured since is decided now."""
@@ -222,18 +222,35 @@ class Ledger:
         if rung <= frozen.user_attrs.get(PASSED, -1):
             return True
         handle.set_user_attr(VALUES, dict(mean))
-        values = [mean[name] for name in self.sweep.objectives]
-        if len(values) == 1 and rung not in frozen.intermediate_values:
-            handle.report(values[0], rung)
-        if not last and self._survives(number, rung, values[0]):
+        bounds = at_most(mean, self.sweep.measured)
+        if bounds:
+            return self._end_by_bound(proposal, bounds, mean)
+        self._note_reached(frozen, rung, mean)
+        if not last and self._survives(number, rung, mean):
             self._note_passed(number, rung)
             return True
+        self._constrain(handle, mean)
         if last:
-            self.study.tell(number, values)
+            self.study.tell(number, [mean[name] for name in self.sweep.objectives])
         else:
             self.study.tell(number, state=TrialState.PRUNED)
         self._tell(proposal, mean, "" if last else f", stopped at epoch {proposal.rungs[rung]}")
         return False
+
+    def _end_by_bound(self, proposal: Proposal, bounds: Row, mean: Mapping[str, float]) -> bool:
+        """Counterexamples have ruled out that it wins. It was not measured, so it has no value: the study keeps what it is at most."""
+        handle, upper = self._handle(proposal.number), {**mean, **bounds}
+        handle.set_user_attr(BOUND, {name: upper[name] for name in self.sweep.measured})
+        self._constrain(handle, upper)
+        self.study.tell(proposal.number, state=TrialState.PRUNED)
+        self._tell(proposal, mean, ", which does not win")
+        return False
+
+    def _constrain(self, handle: optuna.Trial, reached: Mapping[str, float]) -> None:
+        known = self.study.trials[handle.number].constraints  # of a call that died before it told the study
+        for name, miss in shortfalls(reached, self.sweep.at_least).items():
+            if name not in known:
+                handle.set_constraint(name, miss)
 
     def _note_passed(self, number: int, rung: int) -> None:
         if rung > self.study.trials[number].user_attrs.get(PASSED, -1):
@@ -259,18 +276,20 @@ class Ledger:
         self.left(number)
         return True
 
-    def _survives(self, number: int, rung: int, value: float) -> bool:
+    def _survives(self, number: int, rung: int, reached: Mapping[str, float]) -> bool:
         """Among all calls' trials, so that two calls halve one field of competitors and not each its own."""
         assert self.sweep.early_stopping is not None
-        seen = [t.intermediate_values for t in self.study.get_trials(deepcopy=False) if t.number != number]
-        return survives(value, [values[rung] for values in seen if rung in values], self.sweep.early_stopping.factor)
+        mine = standing(reached, self.sweep.objectives, self.sweep.at_least)
+        seen = (standing_at(t, rung, self.sweep) for t in self.study.get_trials(deepcopy=False) if t.number != number)
+        return survives(mine, [other for other in seen if other is not None], self.sweep.early_stopping.factor)
 
     def _fail(self, number: int, reason: str) -> None:
         self._handle(number).set_user_attr(FAILED, reason)
         self.study.tell(number, state=TrialState.FAIL)
 
     def _tell(self, proposal: Proposal, mean: Mapping[str, float], note: str) -> None:
-        shown = ", ".join(f"{name} {100 * mean[name]:.1f} %" for name in dict.fromkeys([*self.sweep.objectives, "clean"]))
+        names = dict.fromkeys([*self.sweep.measured, "clean"])
+        shown = ", ".join(f"{n} {100 * mean[n]:.1f} %" if n in mean else f"{n} at most {100 * mean[bound_name(n)]:.1f} %" for n in names)
         self.say(f"trial {proposal.number}: {shown}{note}  ({describe(proposal.point)}; {time.monotonic() - proposal.since:.0f} s)")
 
     def _handle(self, number: int) -> optuna.Trial:

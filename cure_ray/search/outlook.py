@@ -15,7 +15,7 @@ from cure_ray.search.layout import trial_runs
 from cure_ray.search.ledger import Ledger
 from cure_ray.search.ranking import ranked
 from cure_ray.search.space import Sweep
-from cure_ray.search.study import OWNER, TERM
+from cure_ray.search.trials import OWNER, TERM
 
 EVERY = 60.0  # seconds between two lines
 SHOWN = 4  # trials that are named one by one

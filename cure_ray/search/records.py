@@ -1,7 +1,7 @@
 """What the run directories of a trial know by themselves: finished epochs, and the objective measured at some of them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from cure_ray.runs.lease import Lease
 from cure_ray.runs.metrics import read_lines, read_metrics
 
 JUDGED = "objective.jsonl"
+BOUND = "_at_most"
 Row = dict[str, Any]
 
 
@@ -39,8 +40,20 @@ def mean_judged(runs: Sequence[Path], epoch: int) -> Row | None:
     return mean([row for row in rows if row is not None]) if None not in rows else None
 
 
+def bound_name(name: str) -> str:
+    """Under which an objective that was not measured to its end is noted: what it is at most."""
+    return f"{name}{BOUND}"
+
+
+def at_most(row: Mapping[str, float], names: Iterable[str]) -> Row:
+    """What is known only by a bound."""
+    return {name: row[bound_name(name)] for name in names if name not in row}
+
+
 def mean(rows: Sequence[Row]) -> Row:
-    """Of every number that all rows have."""
+    """Of every number that all rows have; where one has only a bound, the mean is a bound."""
+    bounded = [k.removesuffix(BOUND) for k in dict.fromkeys(k for row in rows for k in row) if k.endswith(BOUND)]
+    rows = [{**row, **{bound_name(k): row[k] for k in bounded if k in row}} for row in rows]
     keys = [k for k, v in rows[0].items() if isinstance(v, int | float) and all(k in row for row in rows)]
     return {k: sum(row[k] for row in rows) / len(rows) for k in keys}
 

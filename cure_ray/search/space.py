@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,45 +15,16 @@ from cure_ray.config import Experiment, resolve
 from cure_ray.config._base import Model, Positive
 from cure_ray.config._explain import explain, model_at
 from cure_ray.config.files import PRESETS, _load_yaml, _merge
+from cure_ray.config.stages import NODES
 from cure_ray.errors import UserError, nearest
+from cure_ray.search.dimensions import Dimension, Point, Value, active, ordered
+from cure_ray.search.layout import SUBMISSIONS, SWEEP
 from cure_ray.threats.norms import NORMS
 
-Value = bool | int | float | str | list[Any] | None
-Point = Mapping[str, Any]  # "training.eta" -> 1.5
 OBJECTIVES = ("union", "clean", "linf", "l2", "l1", "union_linf_l2")
+MAY_CHANGE = {"trials", "hours", "concurrency", "storage", "wandb", "mlflow", "end_by_bound"}  # between calls: no part of the identity
+NEWER: dict[str, Any] = {"at_least": {}, "nodes": 0}  # fields of 0.3: left out where they are off, older sweeps keep their identity
 SHORT = ("preset", "profile", "scale")  # keys of a short experiment file, searchable like fields
-
-
-class Dimension(Model):
-    """One searched field: exactly one of the five kinds, and the values of other fields it depends on."""
-
-    choice: tuple[Value, ...] | None = Field(None, min_length=1, description="One of these values.")
-    grid: tuple[Value, ...] | None = Field(None, min_length=1, description="The same; reads better with `search: grid`.")
-    uniform: tuple[float, float] | None = Field(None, description="A number between these.")
-    loguniform: tuple[float, float] | None = Field(None, description="A positive number between these, uniform in its logarithm.")
-    whole: tuple[int, int] | None = Field(None, alias="int", description="A whole number between these, both included.")
-    when: dict[str, tuple[Value, ...]] = Field({}, description="Search this field only if each of these fields has one of these values.")
-
-    @property
-    def values(self) -> tuple[Value, ...] | None:
-        return self.choice if self.choice is not None else self.grid
-
-    @property
-    def examples(self) -> tuple[Value, ...]:
-        """Every value of a finite kind; both ends of a range."""
-        return self.values or tuple(self.uniform or self.loguniform or self.whole or ())
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        given = [k for k in ("choice", "grid", "uniform", "loguniform", "whole") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of choice, grid, uniform, loguniform, int; got {', '.join(given) or 'none'}")
-        ends = self.uniform or self.loguniform or self.whole
-        if ends is not None and not ends[0] < ends[1]:
-            raise ValueError(f"the range must go from a smaller to a larger number, got {list(ends)}")
-        if self.loguniform is not None and self.loguniform[0] <= 0:
-            raise ValueError(f"loguniform needs positive ends, got {list(self.loguniform)}; for 0 as a value use choice")
-        return self
 
 
 class EarlyStopping(Model):
@@ -64,23 +36,44 @@ class EarlyStopping(Model):
     )
 
 
+@dataclass(frozen=True)
+class Judging:
+    """How a trained network is judged."""
+
+    samples: int
+    objectives: tuple[str, ...]
+    constrained: tuple[str, ...] = ()
+    nodes: int = 0
+    seeds: int = 1  # networks whose mean makes a configuration
+
+
 class Sweep(Model):
     """A search."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="A short name for tables and directories.")
     base: dict[str, Any] | str = Field(description="The experiment: its keys, or the name of a preset or file.")
     space: dict[str, Dimension] = Field(description="Fields to search, by their path, e.g. training.lambda_2.")
-    search: Literal["tpe", "random", "grid", "nsga2"] = Field(
-        "tpe", description="tpe, random and nsga2 are Optuna's samplers; grid runs every combination."
+    search: Literal["tpe", "gp", "random", "nsga2", "grid"] = Field(
+        "tpe", description="tpe, gp (Gaussian processes), random and nsga2 are Optuna's samplers; grid runs every combination."
     )
     objectives: Annotated[tuple[str, ...], Field(min_length=1)] = Field(("union",), description="What to maximise, in [0, 1].")
+    at_least: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(
+        {}, description="What a configuration must reach to count, e.g. {clean: 0.95}: any of the objectives' names."
+    )
     samples: Annotated[int, Field(ge=1)] = Field(256, description="Validation images the objective is measured on.")
+    nodes: Annotated[int, Field(ge=0)] = Field(
+        NODES, description="Sub-problems of branch and bound the objective spends per image and norm; 0: alpha-CROWN is its last stage."
+    )
     trials: Annotated[int, Field(ge=1)] | None = Field(None, description="Configurations in all; a grid runs all of its own by default.")
     hours: Positive | None = Field(None, description="Start no new configuration after so many hours of this call.")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0,), min_length=1, description="Every configuration is trained with each; objectives are means."
     )
-    early_stopping: EarlyStopping | None = Field(None, description="Stop hopeless configurations early (one objective only).")
+    early_stopping: EarlyStopping | None = Field(None, description="Stop hopeless configurations early, at rungs.")
+    end_by_bound: bool | None = Field(
+        None,
+        description="Judge a trained configuration no further than counterexamples rule out that it wins. Default: yes, but for grids.",
+    )
     start_with: tuple[dict[str, Value], ...] = Field((), description="Configurations to try first.")
     concurrency: Annotated[int, Field(ge=1)] | None = Field(None, description="Trainings at once; by default what the cluster holds.")
     storage: str | None = Field(None, description="An Optuna storage URL; by default a journal in the sweep's directory.")
@@ -89,9 +82,25 @@ class Sweep(Model):
     mlflow: dict[str, Any] | None = Field(None, description="Log to MLflow too: arguments of Ray's MLflowLoggerCallback, or {}.")
 
     @property
+    def judging(self) -> Judging:
+        return Judging(self.samples, self.objectives, tuple(self.at_least), self.nodes, len(self.seeds))
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Everything that is judged: objectives, then what is only constrained."""
+        return tuple(dict.fromkeys((*self.objectives, *self.at_least)))
+
+    @property
+    def ends_by_bound(self) -> bool:
+        return self.search != "grid" if self.end_by_bound is None else self.end_by_bound
+
+    @property
     def identity(self) -> str:
-        """What makes two sweeps the same one. Budgets, concurrency, storage and loggers may change between calls."""
-        content = self.model_dump(mode="json", by_alias=True, exclude={"trials", "hours", "concurrency", "storage", "wandb", "mlflow"})
+        """What makes two sweeps the same one. Budgets, concurrency, storage, loggers and what ends by bound may change between calls."""
+        content = self.model_dump(mode="json", by_alias=True, exclude=MAY_CHANGE)
+        for name, off in NEWER.items():
+            if content[name] == off:
+                del content[name]
         if isinstance(self.base, dict):  # one's own images and code are known by their content, not by their place
             for section, place, written in (("dataset", "path", "content"), ("network", "factory", "code")):
                 own = content["base"].get(section)
@@ -106,8 +115,9 @@ class Sweep(Model):
                 raise ValueError(f"objectives: {name!r} is not produced.{nearest(name, OBJECTIVES)}")
         if len(set(self.objectives)) != len(self.objectives) or len(set(self.seeds)) != len(self.seeds):
             raise ValueError("objectives and seeds must not repeat an entry")
-        if len(self.objectives) > 1 and self.early_stopping is not None:
-            raise ValueError("early_stopping orders configurations by one objective; leave it out of sweeps with several")
+        for name in self.at_least:
+            if name not in OBJECTIVES:
+                raise ValueError(f"at_least: {name!r} is not produced.{nearest(name, OBJECTIVES)}")
         if self.search == "nsga2" and len(self.objectives) < 2:
             raise ValueError("nsga2 looks for a Pareto front: give at least two objectives, for example [clean, union]; else use tpe")
         if self.search == "grid":
@@ -117,28 +127,6 @@ class Sweep(Model):
         elif self.trials is None and self.hours is None:
             raise ValueError(f"search {self.search} needs a budget: trials or hours")
         return self
-
-
-def active(space: Mapping[str, Dimension], path: str, point: Point, base: Experiment) -> bool:
-    """Whether a field is searched at this point: every field it depends on has one of the wanted values."""
-    for other, wanted in space[path].when.items():
-        value: Any = point[other] if other in point else _field(base, other)
-        if (other in space and other not in point) or value not in wanted:
-            return False
-    return True
-
-
-def ordered(space: Mapping[str, Dimension]) -> list[str]:
-    """Fields after those they depend on."""
-    done: list[str] = []
-    left = list(space)
-    while left:
-        ready = [p for p in left if not any(o in left for o in space[p].when)]
-        if not ready:
-            raise UserError(f"space: {', '.join(left)} depend on each other in a circle")
-        done += ready
-        left = [p for p in left if p not in ready]
-    return done
 
 
 def grid_points(sweep: Sweep, base: Experiment, limit: int = 100_000) -> Iterator[dict[str, Any]]:
@@ -192,15 +180,6 @@ def experiment_at(sweep: Sweep, point: Point, number: int, seed: int) -> Experim
     return resolve({**data, "seed": seed, "name": f"{sweep.name}-{number:04d}"})
 
 
-def _field(experiment: Experiment, path: str) -> Any:
-    value: Any = experiment.model_dump(mode="json")
-    own: Any = experiment
-    for key in path.split("."):
-        own = getattr(own, key, None)
-        value = value.get(key, own) if isinstance(value, Mapping) else own  # a switch that is off is not written
-    return value
-
-
 def _check_paths(sweep: Sweep) -> None:
     for path in [*sweep.space, *(o for d in sweep.space.values() for o in d.when)]:
         keys = tuple(path.split("."))
@@ -225,8 +204,9 @@ def _check_points(sweep: Sweep, base: Experiment) -> None:
             shown = ", ".join(f"{k}={v}" for k, v in point.items()) or "the base"
             raise UserError(f"space: with {shown}: {error}. A field can be limited to some values of others with `when`.") from None
         for norm in NORMS:
-            if norm in sweep.objectives and experiment.threats.eps(norm) == 0:
-                raise UserError(f"objectives: {norm} is not produced, its radius is 0")
+            if norm in sweep.measured and experiment.threats.eps(norm) == 0:
+                field = "objectives" if norm in sweep.objectives else "at_least"
+                raise UserError(f"{field}: {norm} is not produced, its radius is 0")
     for point in sweep.start_with:
         unknown = [p for p in point if p not in sweep.space]
         if unknown:
@@ -247,6 +227,11 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return data
 
 
+def _claimed(path: Path) -> bool:
+    """Whether this is the file in a sweep's directory, where every setting is written out, and not one a person wrote."""
+    return path.name == SWEEP and (path.parent / SUBMISSIONS).is_dir()
+
+
 def _check_dimensions(space: Any) -> None:
     """Each on its own: pydantic's sentence about a key in a mapping of models does not name the right one."""
     for path, entry in space.items() if isinstance(space, dict) else ():
@@ -259,6 +244,8 @@ def _check_dimensions(space: Any) -> None:
 def load_sweep(path: str | Path | Mapping[str, Any]) -> Sweep:
     """A checked sweep from its file, its name or its content: every end of its space is a valid experiment."""
     data = dict(path) if isinstance(path, Mapping) else _read_mapping(Path(path))
+    if not isinstance(path, Mapping) and _claimed(Path(path)):
+        data = {**NEWER, **data}  # begun by an older version, which had none of these: it goes on as it began
     try:
         _check_dimensions(data.get("space"))
         try:

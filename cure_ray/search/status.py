@@ -14,10 +14,12 @@ from cure_ray.runs.lease import PULSE, at_work, holder, workers
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.pulse import Watch, presence
 from cure_ray.search.calls import FRESH, Calls
+from cure_ray.search.halving import front
 from cure_ray.search.layout import SWEEP, trial_runs
 from cure_ray.search.outlook import duration, epochs_of, seconds_left, sweep_left
 from cure_ray.search.space import Sweep, load_sweep
-from cure_ray.search.study import FAILED, OWNER, POINT, VALUES, read_study
+from cure_ray.search.study import read_study
+from cure_ray.search.trials import BOUND, FAILED, OWNER, POINT, VALUES, meets
 
 
 def describe_directory(directory: Path) -> str:
@@ -90,7 +92,9 @@ def _sweep(directory: Path) -> str:
     calls.listen_for(FRESH)
     alive = [n for n in calls.open() if calls.state(n) == "alive"]
     silent = [n for n in calls.open() if calls.state(n) == "unsure"]
-    words = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped early", TrialState.FAIL: "failed", TrialState.WAITING: "waiting"}
+    bounded = sum(BOUND in t.user_attrs for t in trials)
+    early = f"stopped early{f' ({bounded} by bound: they cannot win)' if bounded else ''}"
+    words = {TrialState.COMPLETE: "finished", TrialState.PRUNED: early, TrialState.FAIL: "failed", TrialState.WAITING: "waiting"}
     counts = ", ".join(f"{states[s]} {word}" for s, word in words.items() if states[s])
     running = [t for t in trials if t.state == TrialState.RUNNING]
     owned = [t for t in running if t.user_attrs.get(OWNER, -1) in alive]
@@ -111,13 +115,21 @@ def _sweep(directory: Path) -> str:
 
 
 def _best(trials: Sequence[FrozenTrial], sweep: Sweep) -> list[str]:
-    done = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=lambda t: [-v for v in t.values])
+    """The Pareto front of several objectives, else the best three; and how many meet the constraints."""
+    done = [t for t in trials if t.state == TrialState.COMPLETE]
+    met = [t for t in done if meets(t)]
     lines = []
-    for trial in done[:3]:
+    if sweep.at_least and done:
+        wanted = ", ".join(f"{name} {bound:g}" for name, bound in sweep.at_least.items())
+        lines.append(f"{len(met)} of {len(done)} finished trials meet at_least ({wanted})")
+    ahead = front([tuple(t.values) for t in met])
+    shown = sorted((t for t in met or done if len(sweep.objectives) == 1 or tuple(t.values) in ahead), key=lambda t: [-v for v in t.values])
+    for trial in shown[:3] if len(sweep.objectives) == 1 else shown:
         values = ", ".join(f"{name} {100 * value:.1f} %" for name, value in zip(sweep.objectives, trial.values, strict=True))
         clean = trial.user_attrs.get(VALUES, {}).get("clean")
         extra = f", clean {100 * clean:.1f} %" if clean is not None and "clean" not in sweep.objectives else ""
-        lines.append(f"{'best' if trial is done[0] else 'then'}: trial {trial.number}: {values}{extra}  {trial.user_attrs.get(POINT)}")
+        word = "front" if len(sweep.objectives) > 1 else "best" if trial is shown[0] else "then"
+        lines.append(f"{word}: trial {trial.number}: {values}{extra}  {trial.user_attrs.get(POINT)}")
     return lines
 
 

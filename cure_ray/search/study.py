@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +24,14 @@ import yaml
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from cure_ray import seeding
 from cure_ray.config import Experiment
 from cure_ray.errors import UserError
 from cure_ray.search.calls import Calls
+from cure_ray.search.dimensions import active, ordered
 from cure_ray.search.journal import JournalReader, JournalWriter
 from cure_ray.search.layout import JOURNAL, SUBMISSIONS, SWEEP, TRIALS
-from cure_ray.search.space import Sweep, active, load_sweep, ordered
-
-OWNER, TERM, POINT, FAILED, VALUES, PASSED = "submission", "term", "point", "failed", "values", "passed"  # user attributes of a trial
+from cure_ray.search.space import MAY_CHANGE, Sweep, load_sweep
+from cure_ray.search.trials import OWNER
 
 
 def default_directory(sweep: Sweep) -> Path:
@@ -46,7 +46,8 @@ def claim(directory: Path, sweep: Sweep) -> None:
         if owner.identity != sweep.identity:
             raise UserError(
                 f"{directory} belongs to another sweep ({owner.name}, {owner.identity[:8]}; this one is {sweep.name}, "
-                f"{sweep.identity[:8]}). Choose another --out, or continue the one there: cure-ray sweep {described} --out {directory}"
+                f"{sweep.identity[:8]}: {_differ(owner, sweep)}). Choose another --out, or continue the one there: "
+                f"cure-ray sweep {described} --out {directory}"
             )
         return
     ours = (SUBMISSIONS, TRIALS)  # of a call that is at this place now, or died here
@@ -60,6 +61,17 @@ def claim(directory: Path, sweep: Sweep) -> None:
         partial.replace(described)
     except OSError as error:
         raise UserError(f"cannot write to {directory}: {error.strerror}. Choose another --out.") from None
+
+
+def _differ(there: Sweep, here: Sweep) -> str:
+    """In what two sweeps differ, few words each."""
+
+    def brief(value: Any) -> str:
+        text = str(value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+
+    old, new = (sweep.model_dump(mode="json", by_alias=True, exclude=MAY_CHANGE) for sweep in (there, here))
+    return "; ".join(f"{key} {brief(old[key])} there, {brief(new[key])} here" for key in new if old[key] != new[key])
 
 
 @contextmanager
@@ -102,13 +114,17 @@ def open_study(directory: Path, sweep: Sweep, sampler: "optuna.samplers.BaseSamp
     """The sweep's study to work on, made if need be."""
     optuna.logging.set_verbosity(logging.WARNING)
     with _explained(directory, sweep):
-        return optuna.create_study(
+        study = optuna.create_study(
             study_name=_name(sweep),
             storage=sweep.storage or JournalStorage(JournalWriter(directory / JOURNAL)),
             sampler=sampler,
             directions=["maximize"] * len(sweep.objectives),
             load_if_exists=True,
         )
+        if study.metric_names is None:  # for whoever opens the study without the sweep: the report, Optuna's dashboard
+            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+                study.set_metric_names(list(sweep.objectives))
+        return study
 
 
 def read_study(directory: Path, sweep: Sweep) -> optuna.Study:
@@ -142,17 +158,6 @@ def _explained(directory: Path, sweep: Sweep) -> Iterator[None]:
         raise UserError(f"the study cannot be opened in {sweep.storage or directory}: {type(error).__name__}: {error}") from None
 
 
-def make_sampler(sweep: Sweep, submission: int) -> "optuna.samplers.BaseSampler":
-    """Seeded per call: two calls with one seed would propose the same points."""
-    seed = seeding.derive(sweep.seed, "search", submission) % 2**32
-    if sweep.search == "tpe":
-        startup = min(10, max(2, (sweep.trials or 30) // 3))
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=startup)
-    if sweep.search == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=min(50, max(4, (sweep.trials or 200) // 4)))
-    return optuna.samplers.RandomSampler(seed=seed)  # also fills what a grid has not fixed, which is nothing
-
-
 def suggest(trial: optuna.Trial, sweep: Sweep, base: Experiment) -> dict[str, Any]:
     """A point, define-by-run: fields whose condition does not hold are not asked for."""
     point: dict[str, Any] = {}
@@ -184,12 +189,6 @@ def enqueue(study: optuna.Study, sweep: Sweep, points: Sequence[Mapping[str, Any
         if params not in known:
             known.append(params)
             study.enqueue_trial(params)
-
-
-def survives(value: float, others: Sequence[float], factor: int) -> bool:
-    """Asynchronous successive halving: among what has been seen at this rung, is it in the best 1/factor (and be it the only one)?"""
-    better = sum(other > value for other in others)
-    return better < max(1, (len(others) + 1) // factor)
 
 
 def orphans(study: optuna.Study, calls: Calls) -> list[FrozenTrial]:

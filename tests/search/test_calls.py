@@ -14,7 +14,8 @@ from cure_ray.runs.pulse import BEAT, Pulse, Watch
 from cure_ray.search.calls import SILENCE, Calls, State, submission
 from cure_ray.search.space import Sweep
 from cure_ray.search.status import describe_directory
-from cure_ray.search.study import OWNER, TERM, locked, read_study
+from cure_ray.search.study import locked, read_study
+from cure_ray.search.trials import OWNER, TERM
 
 
 def of_another_host(out: Path, number: int = 0) -> Path:

@@ -11,8 +11,8 @@ from cure_ray.config import resolve
 from cure_ray.runs.lease import take
 from cure_ray.search.ledger import Ledger, rung_epochs
 from cure_ray.search.objective import judge_run
-from cure_ray.search.space import Sweep
-from cure_ray.search.study import PASSED, VALUES
+from cure_ray.search.space import Judging, Sweep
+from cure_ray.search.trials import PASSED, VALUES
 
 
 def values(union: float) -> dict[str, float]:
@@ -84,7 +84,7 @@ def test_values_of_a_rung_are_all_of_its_epoch(out: Path) -> None:
         run = run_of(ledger, proposed(ledger))
         trained(run, 4, {3: 0.3, 4: 0.5})
         with take(run) as lease:
-            found = judge_run(lease, 3, 10, frozenset({"union"}), "cpu", None)
+            found = judge_run(lease, 3, Judging(10, ("union",)), [], "cpu", None)
         assert found == {**values(0.3), "ibp_union": 0.03}
     with call(out) as ledger:
         proposed(ledger)
@@ -97,7 +97,7 @@ def test_an_epoch_whose_weights_are_gone_is_not_judged_by_other_weights(out: Pat
     (run / "checkpoints" / "epoch_0004").mkdir(parents=True)
     (run / "checkpoints" / "epoch_0004" / "meta.json").write_text("{}")
     with take(run) as lease, pytest.raises(ValueError, match="epoch_0003 does not exist"):
-        judge_run(lease, 3, 10, frozenset({"union"}), "cpu", None)
+        judge_run(lease, 3, Judging(10, ("union",)), [], "cpu", None)
 
 
 def test_seeds_are_told_only_when_all_were_measured(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from search_helpers import call, proposed, run_of, trained
 from cure_ray.config import dump_experiment
 from cure_ray.search.ledger import Ledger, Proposal
 from cure_ray.search.outlook import EVERY, Minute, outlook, seconds_a_trial
-from cure_ray.search.study import TERM
+from cure_ray.search.trials import TERM
 
 
 def at_epoch(ledger: Ledger, proposal: Proposal, epochs: int, seconds: float) -> None:

@@ -18,7 +18,7 @@ from cure_ray.errors import SoundnessError, storage_full
 from cure_ray.runs.lease import LostLeaseError
 from cure_ray.search.layout import seed_run, trial_home
 from cure_ray.search.records import Row, epochs_after, epochs_of, mean, rungs_passed
-from cure_ray.search.space import Sweep, experiment_at
+from cure_ray.search.space import Judging, Sweep, experiment_at
 
 Report = Callable[[Row], None]
 MAX_DEATHS = 8  # of the processes of one leg; each costs at most the epoch it was in
@@ -30,6 +30,14 @@ OUTSIDE = {"scheduling_strategy": "DEFAULT", "max_retries": 0}  # retries are ou
 
 
 @dataclass(frozen=True)
+class Contest:
+    """A sweep and where it is."""
+
+    sweep: Sweep
+    directory: Path
+
+
+@dataclass(frozen=True)
 class Leg:
     """A part of a trial: train `experiment` in `directory` until epoch `until`, then judge it."""
 
@@ -37,10 +45,10 @@ class Leg:
     directory: Path
     until: int
     term: int  # of the trial; a later one takes the run over
-    samples: int
-    objectives: frozenset[str]
+    judging: Judging
     data_dir: str | None
     device: str
+    contest: Contest | None = None  # its last part: whom it would have to beat to win
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,9 @@ class Driver:
 
     def _leg(self, experiment: Experiment, run: Path, until: int, config: Mapping[str, Any]) -> Leg:
         device = "cpu" if not config["gpus"] and experiment.execution.device == "auto" else experiment.execution.device
-        objectives = frozenset(self.sweep.objectives)
-        return Leg(experiment, run, until, config["term"], self.sweep.samples, objectives, self.data_dir, device)
+        # Only at its end: before, counterexamples say nothing about what it will be once it has learnt more.
+        contest = Contest(self.sweep, self.directory) if self.sweep.ends_by_bound and until == config["rungs"][-1] else None
+        return Leg(experiment, run, until, config["term"], self.sweep.judging, self.data_dir, device, contest)
 
 
 class _EndedError(Exception):

@@ -18,7 +18,7 @@ from cure_ray.search.calls import submission
 from cure_ray.search.layout import SWEEP
 from cure_ray.search.ledger import Ledger, Say
 from cure_ray.search.outlook import Minute
-from cure_ray.search.ranking import ranked
+from cure_ray.search.ranking import pareto, ranked
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points, pinned
 from cure_ray.search.study import claim, counted
 
@@ -27,6 +27,7 @@ from cure_ray.search.study import claim, counted
 class SweepResult:
     directory: Path
     trials: list[FrozenTrial]  # finished ones, best first (a Pareto front first, for several objectives)
+    front: frozenset[int]  # numbers of those that no other beats and that meet the constraints
 
 
 def _widest(ledger: Ledger, cluster_gpus: float) -> Need:
@@ -74,4 +75,4 @@ def run_sweep(
                 f"stopped by {stopped}; everything up to the last epochs is saved in {directory}.\n"
                 f"Continue with: cure-ray sweep {directory / SWEEP} --out {directory}"
             ) from None
-        return SweepResult(directory, ranked(ledger.study))
+        return SweepResult(directory, ranked(ledger.study), frozenset(t.number for t in pareto(ledger.study)))

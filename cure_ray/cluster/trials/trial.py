@@ -16,6 +16,7 @@ from cure_ray.runs.record import Stretch
 from cure_ray.runs.run import train_run
 from cure_ray.runs.stopping import StoppedError
 from cure_ray.search.objective import judge_run
+from cure_ray.search.ranking import rivals
 
 
 def need_of(experiment: Experiment, cluster_gpus: float) -> Need:
@@ -47,7 +48,8 @@ def train_leg(leg: Leg) -> LegResult:
 def judge_leg(leg: Leg) -> LegResult:
     """Measure the objective once per rung; a leg that is run again finds it."""
     with take_for(leg.directory, leg.term) as lease:
-        return LegResult(judge_run(lease, leg.until, leg.samples, leg.objectives, leg.device, leg.data_dir))
+        known = rivals(leg.contest.directory, leg.contest.sweep) if leg.contest is not None else []
+        return LegResult(judge_run(lease, leg.until, leg.judging, known, leg.device, leg.data_dir))
 
 
 def run_leg(leg: Leg) -> LegResult:
