@@ -28,6 +28,24 @@ def split(transformation: Transformation, cell: Cell, height: int, width: int) -
     return (below, above) if sum(ranges[axis]) / 2 >= identity else (above, below)
 
 
+def partition(transformation: Transformation, height: int, width: int, count: int) -> list[Cell]:
+    """The whole range in about `count` parts, whichever are the largest halved again and again; fewer if it has fewer leaves."""
+    cells = [root(transformation)]
+    while len(cells) < count:
+        whole = max(cells, key=lambda cell: cell.leaves)
+        if whole.is_leaf:
+            break
+        cells.remove(whole)
+        cells += split(transformation, whole, height, width)
+    return cells
+
+
+def middle(cell: Cell, transformation: Transformation) -> tuple[tuple[float, ...], list[float]]:
+    """The centre of a cell, and how far it reaches to either side."""
+    ranges = cell.ranges(transformation)
+    return tuple((low + high) / 2 for low, high in ranges), [(high - low) / 2 for low, high in ranges]
+
+
 def starting_cells(transformation: Transformation, height: int, width: int, most: float = 1.0, limit: int = 4096) -> list[Cell]:
     """Boxes coarse enough to be worth a try: no network is proven where pixels move by more than about one place."""
     cells, small = [root(transformation)], list[Cell]()

@@ -11,18 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cure_ray import seeding
 from cure_ray.attacks import margin, replay_network
 from cure_ray.bounds.native.compiled import flatten_images
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.certification.boxes import proven
 from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.outcome import Outcome, check_clean
+from cure_ray.certification.patched import covered, worst_patches
 from cure_ray.certification.verdict import Status
 from cure_ray.certification.windows import CleanPass, anywhere_margins, clean_pass, patch_margins, positions
 from cure_ray.threats.box import UNIT
 from cure_ray.threats.patches import Patch, check_size
 
 STAGE = "ibp"
+AGAIN = 64  # certified images attacked together
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,15 @@ def certify_patch(
     settings: PatchSettings | None = None,
     indices: Sequence[int] | None = None,
     alarm: Alarm | None = None,
+    seed: int = 0,
 ) -> list[Outcome]:
     """One outcome per image, in order; `nodes` counts the positions an image was bounded at."""
     check_size(patch, (x_BCHW.shape[2], x_BCHW.shape[3]))
     settings = settings or PatchSettings()
-    outcomes = list[Outcome]()
+    outcomes, indices = list[Outcome](), list(range(len(x_BCHW)) if indices is None else indices)
     for x, y in zip(x_BCHW.split(settings.batch), y_B.split(settings.batch), strict=True):
         outcomes += _certify_batch(engine, network, x.to(engine.device), y.to(engine.device), patch, settings)
-    for b, outcome in enumerate(outcomes):
-        if outcome.status == Status.CERTIFIED and outcome.contradicted_by(outcome.attack_margin):
-            what = f"a patched image has margin {outcome.attack_margin:.9g}, below the proven bound"
-            (alarm or Alarm(engine, network)).unsound(x_BCHW[b], outcome, patch, b if indices is None else indices[b], what)
+    _attack_certified(network, x_BCHW, y_B, patch, outcomes, indices, alarm or Alarm(engine, network, seed=seed), seed)
     return outcomes
 
 
@@ -105,14 +106,10 @@ def _attack(
     top_BT = saliency[where].flatten(1).topk(count, dim=1).indices
     best, best_margin = x[where].clone(), torch.full((len(where),), torch.inf, device=x.device)
     corner = (gradient < 0).to(x.dtype)
-    rows, columns = torch.arange(x.shape[2], device=x.device), torch.arange(x.shape[3], device=x.device)
     for t in range(count):
         top, left = top_BT[:, t] // saliency.shape[2], top_BT[:, t] % saliency.shape[2]
-        in_rows = (rows >= top[:, None]) & (rows < top[:, None] + patch.height)
-        in_columns = (columns >= left[:, None]) & (columns < left[:, None] + patch.width)
-        mask = (in_rows[:, None, :, None] & in_columns[:, None, None, :]).expand_as(x[where])
         for fill in (corner, torch.zeros_like(corner), torch.ones_like(corner)):
-            candidate = torch.where(mask, fill, x[where])
+            candidate = covered(x[where], fill, top, left, patch)
             with torch.no_grad():
                 value = margin(network(candidate), y[where])
             better = value < best_margin
@@ -125,6 +122,26 @@ def _attack(
         if value <= 0:
             outcomes[b].witness = image
             outcomes[b].decide(Status.FALSIFIED, "attack", _where(image - x[b].cpu().double()))
+
+
+def _attack_certified(
+    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, outcomes: Sequence[Outcome], indices: Sequence[int], alarm: Alarm, seed: int
+) -> None:
+    """Every certified image is attacked once more, by a search that asks no bound, with a fresh seed: the alarm of last resort."""
+    where = [b for b, outcome in enumerate(outcomes) if outcome.status == Status.CERTIFIED]
+    replay = replay_network(network)
+    for some in (where[i : i + AGAIN] for i in range(0, len(where), AGAIN)):
+        seeds = [seeding.derive(seed, "after-certificate", str(patch), indices[b]) for b in some]
+        device = next(network.parameters()).device
+        found = worst_patches(network, x[some].to(device), y[some].to(device), patch, seeds).cpu().double()
+        with torch.no_grad():
+            values = margin(replay(found), y[some].cpu()).tolist()
+        for b, image, value in zip(some, found, values, strict=True):
+            outcome = outcomes[b]
+            outcome.attack_margin = value if outcome.attack_margin is None else min(value, outcome.attack_margin)
+            if not outcome.attack_margin > 0 or outcome.contradicted_by(outcome.attack_margin):
+                what = f"a patched image has margin {outcome.attack_margin:.9g}, below the proven bound"
+                alarm.unsound(x[b], outcome, patch, indices[b], what, image if value <= outcome.attack_margin else None)
 
 
 def _where(change: Tensor) -> str:

@@ -7,17 +7,18 @@ share batches; the interpolation weights of a sub-range are built once.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from cure_ray import seeding
 from cure_ray.bounds.engine import Stage
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.certification.boxes import box_margins, proven, separate_margins
 from cure_ray.certification.bundle import Alarm
-from cure_ray.certification.cells import Work, batches, split, starting_cells
+from cure_ray.certification.cells import Work, batches, middle, partition, split, starting_cells
 from cure_ray.certification.outcome import Outcome, check_clean
 from cure_ray.certification.sloped import sloped_images, sloped_margins
 from cure_ray.certification.transformed import Parameters, TransformedImages
@@ -27,6 +28,7 @@ from cure_ray.threats.box import UNIT
 from cure_ray.threats.transformations import Cell, Transformation, cell_at
 from cure_ray.threats.warps import build_warps, describe
 
+WEAKEST = (48, 4, 7)  # to see where a range is weakest: cells it is cut into, cells that are followed, how often they are halved
 STARTS: dict[Stage, float] = {"ibp": 1.0, "crown-ibp": 4.0}  # pixels a first box may move: no stage proves much more
 
 
@@ -107,7 +109,9 @@ class _Search:
                 self.outcomes[b].decide(Status.CERTIFIED, stage)
         for b in self._open():
             self.outcomes[b].decide(Status.UNKNOWN, "attack")  # the only stage there was
-        self._sample_certified()
+        if self.settings.attack:
+            self._search_weakest()
+        self._attack_certified()
         return self.outcomes
 
     def _reopen(self, stage: Stage) -> None:
@@ -138,26 +142,71 @@ class _Search:
             self.outcomes[b].seconds += (time.perf_counter() - started) / len(where)
         return worst
 
-    def _try(self, b: int, parameters: Parameters) -> None:
-        """Replay one transformed image; a wrong class is a witness."""
+    def _try(self, b: int, parameters: Parameters, final: bool = False) -> None:
+        """Replay one transformed image; a wrong class is a witness. `final`: all bounds have been tried, unknown is still open."""
         image, value = self.images.replayed(b, parameters)
         outcome = self.outcomes[b]
         if b not in self.lowest or value < self.lowest[b][0] or value != value:
             self.lowest[b] = value, parameters
         outcome.attack_margin = self.lowest[b][0]
-        if value <= 0 and outcome.open:
+        if value <= 0 and (outcome.open or (final and outcome.status == Status.UNKNOWN)):
             outcome.witness = image
             outcome.decide(Status.FALSIFIED, "attack", f"misclassified at {describe(self.transformation.steps, parameters)}")
 
-    def _sample_certified(self) -> None:
-        """No transformation tried before the proof, nor a fresh one, may have a margin below it: the alarm of last resort."""
+    def _search_weakest(self) -> None:
+        """Falsify what no bound decides: local searches from the cells with the lowest bounds, and from the worst sample."""
+        where = [b for b, o in enumerate(self.outcomes) if o.status == Status.UNKNOWN]
+        if not where:
+            return
+        started, weak = time.perf_counter(), self._weakest(where) if self.settings.stages else {}
+        for b in where:
+            starts = [middle(cell, self.transformation) for cell in weak.get(b, [])]
+            if b in self.lowest:
+                starts.append((self.lowest[b][1], [(step.high - step.low) / 8 for step in self.transformation.steps]))
+            stream = seeding.generator("cpu", self.seed, "weakest-cells", str(self.transformation), self.indices[b])
+            self._try(b, self.images.descend(b, starts, stream), final=True)
+        for b in where:
+            self.outcomes[b].seconds += (time.perf_counter() - started) / len(where)
+
+    def _weakest(self, where: list[int]) -> dict[int, list[Cell]]:
+        """For each image a few small cells whose bounds are low: a coarse partition first, then the lowest halves again and again."""
+        parts = partition(self.transformation, *self.images.size, WEAKEST[0])
+        beams = dict.fromkeys(where, parts)
+        for _ in range(WEAKEST[2]):
+            bounds = self._worst_margins(beams)
+            for b, cells in beams.items():
+                kept = sorted(cells, key=lambda cell: bounds[cell, b])[: WEAKEST[1]]
+                beams[b] = [
+                    half for cell in kept for half in ((cell,) if cell.is_leaf else split(self.transformation, cell, *self.images.size))
+                ]
+        return beams
+
+    def _worst_margins(self, beams: Mapping[int, Sequence[Cell]]) -> dict[tuple[Cell, int], float]:
+        """The smallest margin bound of each image on each of its cells; minus infinity for NaN."""
+        members, found = dict[Cell, list[int]](), dict[tuple[Cell, int], float]()
+        for b, cells in beams.items():
+            self.outcomes[b].nodes += len(cells)
+            for cell in cells:
+                members.setdefault(cell, []).append(b)
+        for work in batches(list(members.items()), self.settings.batch):
+            worst = torch.nan_to_num(self._margins(work).amin(1), nan=-torch.inf).tolist()
+            pairs = [(cell, b) for cell, images in work for b in images]
+            found.update(zip(pairs, worst, strict=True))
+        return found
+
+    def _attack_certified(self) -> None:
+        """No transformation tried before the proof, nor what a search from fresh ones finds, may have a margin below it: the alarm of
+        last resort."""
         where = [b for b, o in enumerate(self.outcomes) if o.status == Status.CERTIFIED]
         if not where:
             return
         parameters = self.images.draw(self.seed, "after-certificate", min(16, self.settings.samples), corners=False)
         margins_SB = self.images.margins_at(parameters, where)
         for column, b in enumerate(where):
-            self._try(b, parameters[int(margins_SB[:, column].argmin())])
+            fresh = parameters[int(margins_SB[:, column].argmin())]
+            stream = seeding.generator("cpu", self.seed, "after-certificate", str(self.transformation), self.indices[b])
+            reach = [(step.high - step.low) / 8 for step in self.transformation.steps]
+            self._try(b, self.images.descend(b, [(fresh, reach)], stream))
             value, point = self.lowest[b]
             if not value > 0 or self.outcomes[b].contradicted_by(value):
                 what = f"the image at {describe(self.transformation.steps, point)} has margin {value:.9g}, below the proven bound"
@@ -177,21 +226,25 @@ class _Search:
 
     def _bound(self, work: Work) -> list[list[bool]]:
         """Whether each (cell, image) is proven by the current stage."""
-        started, device = time.perf_counter(), self.engine.device
+        started = time.perf_counter()
+        margins = self._margins(work)
+        return self._learn(work, margins.cpu(), proven(margins).tolist(), started)
+
+    def _margins(self, work: Work) -> Tensor:
+        """[boxes, K-1] the bounds of the current stage, image by image of cell after cell."""
+        device = self.engine.device
         groups = [torch.tensor(images, device=device) for _, images in work]
         y = self.images.y[torch.cat(groups)]
         if self.stage == "crown-ibp":
             pieces = [sloped_images(self.images, cell, group) for (cell, _), group in zip(work, groups, strict=True)]
             low, high, slope = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-            margins = sloped_margins(self.engine, low, high, slope, y, self.stage)
-        else:
-            ranges = [cell.ranges(self.transformation) for cell, _ in work]
-            warps = build_warps(self.transformation.steps, ranges, *self.images.size, device)
-            boxes = [self.images.boxes(warp, group) for warp, group in zip(warps, groups, strict=True)]
-            low, high = (torch.cat(parts) for parts in zip(*boxes, strict=True))
-            separate = self.settings.separate_logits
-            margins = separate_margins(self.engine, low, high, y) if separate else box_margins(self.engine, low, high, y, self.stage)
-        return self._learn(work, margins.cpu(), proven(margins).tolist(), started)
+            return sloped_margins(self.engine, low, high, slope, y, self.stage)
+        ranges = [cell.ranges(self.transformation) for cell, _ in work]
+        warps = build_warps(self.transformation.steps, ranges, *self.images.size, device)
+        boxes = [self.images.boxes(warp, group) for warp, group in zip(warps, groups, strict=True)]
+        low, high = (torch.cat(parts) for parts in zip(*boxes, strict=True))
+        separate = self.settings.separate_logits
+        return separate_margins(self.engine, low, high, y) if separate else box_margins(self.engine, low, high, y, self.stage)
 
     def _learn(self, work: Work, margins: Tensor, ok: list[bool], started: float) -> list[list[bool]]:
         share = (time.perf_counter() - started) / max(1, len(ok))

@@ -13,6 +13,7 @@ from cure_ray.threats.transformations import Transformation
 from cure_ray.threats.warps import Warp, build_warps, pixel_columns, rows_of, transformed
 
 Parameters = tuple[float, ...]
+DESCENTS, ROUNDS, PROPOSALS = 3, 5, 6  # of a local search: points it starts from, rounds from each, points tried per round
 
 
 class TransformedImages:
@@ -46,6 +47,40 @@ class TransformedImages:
             low, _ = self.boxes(warp, index)
             rows.append(margin(self.engine.search(low.float()), self.y[index]))
         return torch.stack(rows)
+
+    def margins_of(self, b: int, parameters: Sequence[Parameters]) -> Tensor:
+        """[S] the same of one image, in one pass."""
+        assert self.engine.search is not None
+        index = torch.tensor([b], device=self.engine.device)
+        warps = build_warps(self.transformation.steps, [[(t, t) for t in p] for p in parameters], *self.size, self.engine.device)
+        low = torch.cat([self.boxes(warp, index)[0] for warp in warps])
+        return margin(self.engine.search(low.float()), self.y[index].expand(len(low))).cpu()
+
+    def descend(self, b: int, starts: Sequence[tuple[Parameters, Sequence[float]]], stream: torch.Generator) -> Parameters:
+        """A local search for the parameters of smallest margin: random steps from the best point so far, half as wide every round.
+
+        A start is a point and how far to look around it, per parameter. It stops at a misclassified image.
+        """
+        found = self.margins_of(b, [point for point, _ in starts])
+        order = found.argsort(stable=True).tolist()[:DESCENTS]
+        best = float(found[order[0]]), starts[order[0]][0]
+        for i in order:
+            (here, reach), value = starts[i], float(found[i])
+            for _ in range(ROUNDS):
+                if best[0] <= 0:
+                    return best[1]
+                noise = 2 * torch.rand(PROPOSALS, len(here), generator=stream, dtype=torch.float64) - 1
+                tried = [self._inside([t + r * u for t, r, u in zip(here, reach, row, strict=True)]) for row in noise.tolist()]
+                values = self.margins_of(b, tried)
+                pick = int(torch.nan_to_num(values, nan=torch.inf).argmin())
+                if float(values[pick]) < value:
+                    here, value = tried[pick], float(values[pick])
+                best = min(best, (value, here))
+                reach = [r / 2 for r in reach]
+        return best[1]
+
+    def _inside(self, point: Sequence[float]) -> Parameters:
+        return tuple(min(max(t, step.low), step.high) for t, step in zip(point, self.transformation.steps, strict=True))
 
     def replayed(self, b: int, parameters: Parameters) -> tuple[Tensor, float]:
         """One transformed image and its margin, in float64 by the original network."""

@@ -11,6 +11,7 @@ from cure_ray.certification.boxes import BoxDomain, box_margins, proven, separat
 from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.cells import starting_cells
 from cure_ray.certification.transformations import GeometricSettings, certify_geometric
+from cure_ray.certification.transformed import TransformedImages
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.networks.models import Network
@@ -295,3 +296,59 @@ def test_a_bound_above_any_margin_that_was_seen_stops_the_run(
     monkeypatch.setattr(geometric, "box_margins", lambda *given: box_margins(*given) + lie)
     with pytest.raises(SoundnessError, match="below the proven bound"):
         certify_geometric(engine, network, x, y, transformation, settings, alarm=Alarm(engine, network, root=tmp_path))
+
+
+def narrow_detector(pixel: int, threshold: float) -> Network:
+    """Class 0 by half a unit on 9x9 images, unless one pixel is brighter than the threshold."""
+    first, last = nn.Linear(81, 1), nn.Linear(1, 2)
+    with torch.no_grad():
+        first.weight.zero_()
+        first.weight[0, pixel] = 1.0
+        first.bias.fill_(-threshold)
+        last.weight.copy_(torch.tensor([[0.0], [40.0]]))
+        last.bias.copy_(torch.tensor([0.5, 0.0]))
+    return Network([nn.Flatten(), first, nn.ReLU(), last], (1, 9, 9), 2).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("stages", [("ibp",), ("ibp", "crown-ibp")])
+def test_the_cells_with_the_lowest_bounds_lead_to_a_witness_that_the_first_samples_miss(stages: tuple[str, ...]) -> None:
+    """A dot must land nearly on one pixel: 0.4 percent of the range. Random shifts find it, the 48 tried first do not."""
+    x, y = torch.zeros(1, 1, 9, 9), torch.tensor([0])
+    x[0, 0, 4, 4] = 1.0
+    shift = parse_transformation("Tu(1.7),Tv(1.7)", widths=(0.1, 0.1))
+    for row, column in ((3, 5), (5, 5), (5, 3), (3, 3)) if stages == ("ibp",) else ((3, 5),):
+        network = narrow_detector(9 * row + column, 0.85)
+        engine, settings = NativeEngine(network, "cpu"), GeometricSettings(stages)
+        images = TransformedImages(engine, network, x, y, shift)
+        first = images.margins_at(images.draw(0, "geometric", settings.samples, corners=True), [0])
+        assert bool((first > 0).all())
+        if (row, column, *stages) == (3, 5, "ibp"):
+            assert float(images.margins_at(images.draw(7, "random", 1500, corners=False), [0]).min()) < -0.65
+        (outcome,) = certify_geometric(engine, network, x, y, shift, settings)
+        assert (outcome.status, outcome.stage) == (Status.FALSIFIED, "attack")
+        with torch.no_grad():
+            assert int(network.double()(outcome.witness[None]).argmax()) == 1
+        network.float()
+        (unattacked,) = certify_geometric(engine, network, x, y, shift, GeometricSettings(stages, attack=False))
+        assert unattacked.status == Status.UNKNOWN
+
+
+def test_a_certificate_is_attacked_by_a_search_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No sample is taken before the proof; the bound is a little above the margin at one shift, which 16 fresh samples alone miss."""
+    x, y = torch.zeros(1, 1, 9, 9), torch.tensor([0])
+    x[0, 0, 4, 4] = 1.0
+    network = narrow_detector(9 * 4 + 5, 0.2)
+    with torch.no_grad():
+        network[3].weight[1, 0] = 0.6  # the margin falls to 0.02 where the dot lands on the pixel, and no further
+    engine, shift = NativeEngine(network, "cpu"), parse_transformation("Tu(1.7)", widths=(0.1,))
+    (honest,) = certify_geometric(engine, network, x, y, shift, GeometricSettings(attack=False))
+    assert honest.status == Status.CERTIFIED
+    images = TransformedImages(engine, network, x, y, shift)
+    fresh = float(images.margins_at(images.draw(0, "after-certificate", 16, corners=False), [0]).min())
+    assert honest.attack_margin < fresh - 0.01
+    lie = (honest.attack_margin + fresh) / 2
+    monkeypatch.setattr(geometric, "box_margins", lambda engine, low, high, y, stage: torch.full((len(y), 1), lie, dtype=torch.float64))
+    with pytest.raises(SoundnessError, match="below the proven bound"):
+        certify_geometric(
+            engine, network, x, y, shift, GeometricSettings(attack=False), alarm=Alarm(engine, network, root=tmp_path / "bundle")
+        )

@@ -1,14 +1,20 @@
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cure_ray.bounds.native.compiled import flatten_images
 from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certification import patches
 from cure_ray.certification.boxes import BoxDomain, box_margins, proven
+from cure_ray.certification.bundle import Alarm
 from cure_ray.certification.patches import PatchSettings, certify_patch
 from cure_ray.certification.verdict import Status
 from cure_ray.certification.windows import anywhere_margins, clean_pass, patch_margins, positions
-from cure_ray.errors import UserError
+from cure_ray.errors import SoundnessError, UserError
 from cure_ray.networks.models import Network, Normalize, cnn7
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT
@@ -163,3 +169,25 @@ def test_patches_are_written_as_height_times_width() -> None:
     assert str(Patch(2, 3)) == "patch=2x3"
     with pytest.raises(UserError, match="larger than the image"):
         parse_patch("patch=9", (8, 8))
+
+
+def test_a_certified_image_is_attacked_again_with_patches_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where no attack came before the proof: a bound a little above the margin of some patch stops the run, with the seed."""
+    network, x, y = digits_network()
+    engine, settings = NativeEngine(network, "cpu"), PatchSettings(attack=False)
+    found = certify_patch(engine, network, x, y, Patch(1, 1), settings)
+    certified = [b for b, o in enumerate(found) if o.status == Status.CERTIFIED]
+    assert len(certified) >= 3
+    assert all(float(found[b].margins.min()) <= found[b].attack_margin for b in certified)
+    b = certified[0]
+    lie = found[b].attack_margin + 1e-3
+    real = patches.patch_margins
+    monkeypatch.setattr(patches, "patch_margins", lambda *given: torch.full_like(real(*given), lie))
+    alarm = Alarm(engine, network, seed=5, root=tmp_path / "bundle")
+    with pytest.raises(SoundnessError, match="a patched image has margin"):
+        certify_patch(engine, network, x[b : b + 1], y[b : b + 1], Patch(1, 1), settings, [b], alarm)
+    (bundle,) = (tmp_path / "bundle").iterdir()
+    assert json.loads((bundle / "facts.json").read_text())["seed"] == 5
+    witness = load_file(bundle / "sample.safetensors")["witness"]
+    changed = (witness != x[b].double()).any(0).nonzero()
+    assert len(changed) == 1

@@ -172,7 +172,7 @@ PERTURBED = [
     ("slopes: kept where the whole box is", SLOPED, "slope_BKN * follows_BN.unsqueeze(1)", "slope_BKN"),
     ("slopes: dropped where only the rest is", SLOPED, "slope_BKN * follows_BN.unsqueeze(1)", "slope_BKN * ~follows_BN.unsqueeze(1)"),
     ("slopes: of another image", SLOPED, "for some in index.split(CHUNK)]", "for some in index.flip(0).split(CHUNK)]"),
-    ("geometric: a witness that is none", GEOMETRIC, "if value <= 0 and outcome.open:", "if value <= 1 and outcome.open:"),
+    ("geometric: a witness that is none", GEOMETRIC, "if value <= 0 and (outcome.open", "if value <= 1 and (outcome.open"),
     ("geometric: alarm off", GEOMETRIC, " or self.outcomes[b].contradicted_by(value)", ""),
     ("perturbed: the alarm's slack", OUTCOME, "_ROUNDING = {True: 1e-7,", "_ROUNDING = {True: 1e7,"),
     (

@@ -140,6 +140,14 @@ def check_patch() -> None:
     with _lying(patch, "patch_margins", 0.01), tempfile.TemporaryDirectory() as folder:
         alarm = Alarm(engine, network, root=Path(folder))
         _expect(SoundnessError, lambda: patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), alarm=alarm))
+    everywhere = detector((4, 4), list(range(16)), 0.5, 0.9)  # the same by a patch at any position; no attack comes before the proof
+    engine, unattacked = NativeEngine(everywhere, "cpu"), patch.PatchSettings(attack=False)
+    (honest,) = patch.certify_patch(engine, everywhere, x, y[:1], patch.Patch(1, 1), unattacked)
+    assert str(honest.status) == "certified"
+    assert abs(honest.attack_margin - 0.05) < 1e-6, "the attack after the certificate did not find the worst patch"
+    with _lying(patch, "patch_margins", 0.01), tempfile.TemporaryDirectory() as folder:
+        alarm = Alarm(engine, everywhere, root=Path(folder))
+        _expect(SoundnessError, lambda: patch.certify_patch(engine, everywhere, x, y[:1], patch.Patch(1, 1), unattacked, alarm=alarm))
 
 
 def _check_witness(network: nn.Sequential, outcome: object, changed: Tensor | None) -> None:
