@@ -66,13 +66,29 @@ def clean_statistics(network: Network, x: Tensor) -> list[tuple[Tensor, Tensor]]
 
 
 def robust_losses(network: Network, x: Tensor, y: Tensor, norm: str, eps: float, ratio: float) -> Tensor:
+    """SABR's: the worst case over a small box around the attack."""
     network.eval()
     z = attack(network, x, y, norm, eps)
     low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
     tau = ratio * (high - low) / 2
     z = torch.minimum(torch.maximum(z, low + tau), high - tau)
     network.train()
-    lower, upper = bounds(network, z - tau, z + tau, clean_statistics(network, x))
+    return worst_case(network, z - tau, z + tau, y, clean_statistics(network, x))
+
+
+def mtl_ibp(network: Network, x: Tensor, y: Tensor, eps: float, ratio: float) -> Tensor:
+    """MTL-IBP: the attack's loss and the worst case over the whole l_inf box, weighed."""
+    network.eval()
+    z = attack(network, x, y, "linf", eps)
+    network.train()
+    statistics = clean_statistics(network, x)
+    bound = worst_case(network, (x - eps).clamp(min=0), (x + eps).clamp(max=1), y, statistics)
+    return (1 - ratio) * worst_case(network, z, z, y, statistics) + ratio * bound
+
+
+def worst_case(network: Network, lower: Tensor, upper: Tensor, y: Tensor, statistics: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Cross-entropy of the margins' lower bounds, the last layer merged with the margin."""
+    lower, upper = bounds(network, lower, upper, statistics)
     last = network[-1]
     assert isinstance(last, nn.Linear)
     weight = last.weight[y][:, None] - last.weight[None]
@@ -88,6 +104,8 @@ def loss(network: Network, x: Tensor, y: Tensor, method: str, eps: dict[str, flo
     if method == "natural":
         return F.cross_entropy(network(x), y)
     network(x)  # updates the running statistics the attack uses
+    if method == "linf mtl":
+        return mtl_ibp(network, x, y, eps["linf"], ratio["linf"]).mean()
     if method in ("linf", "l2"):
         return robust_losses(network, x, y, method, eps[method], ratio[method]).mean()
     if method == "random":

@@ -48,6 +48,25 @@ def test_a_grid_leaves_out_fields_whose_condition_does_not_hold(tmp_path: Path) 
     assert {"training.method": "max"} in points
 
 
+def test_losses_and_switches_are_searchable_and_one_that_is_off_counts_as_its_default(tmp_path: Path) -> None:
+    space = {
+        "training.loss": {"grid": ["sabr", "mtl"]},
+        "training.lambda_2": {"grid": [0.1, 0.2], "when": {"training.loss": ["mtl"]}},
+        "training.ema": {"grid": [0.0, 0.9], "when": {"training.precise_bn": [False], "training.attack.radius": [1.0]}},
+    }
+    sweep = load_sweep(write(tmp_path, space=space, search="grid", trials=None))
+    points = list(grid_points(sweep, resolve(base_data(sweep))))
+    assert len(points) == 6
+    experiment = experiment_at(sweep, points[-1], 0, 0)
+    assert (experiment.training.loss.of("l2"), experiment.training.lambda_2, experiment.training.ema) == ("mtl", 0.2, 0.9)
+    for values, sentence in (
+        ({"training.loss.l2": {"choice": ["mtl", "abc"]}}, "abc"),
+        ({"training.los": {"choice": [1]}}, "Did you mean 'loss'"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            load_sweep(write(tmp_path, space=values))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
