@@ -15,7 +15,8 @@ from cure_ray.config.files import (
 )
 from cure_ray.config.methods import METHODS, Method
 from cure_ray.config.problem import Dataset, NetworkConfig, Threats
-from cure_ray.config.training import Attack, Regions, Training
+from cure_ray.config.regions import Attack, Regions
+from cure_ray.config.training import Training
 
 __all__ = [
     "METHODS",
