@@ -97,14 +97,15 @@ def certify(
 ) -> CertificationResult:
     """Prove or refute the robustness of every image, under every threat.
 
-    `network` is any torch module the engines understand, a run of `train` or its directory, a checkpoint, an ONNX file, a sweep or its
-    best trial; several make one table. `images` (N, C, H, W) in [0, 1] and `labels` are tensors or arrays, or `images` an .npz file with
-    both; a run brings its own (`samples` of its `split`). `threats` is a text like `linf=8/255,l2=0.5,R(10),patch=2x2` or a list of
-    Ball, Transformation and Patch; a run brings its own.
+    `network` is any torch module the engines understand, a run of `train` or its directory, a checkpoint, an ONNX file, a sweep (its
+    Pareto front with `front=True`) or its best trial; several make one table. `images` (N, C, H, W) in [0, 1] and `labels` are tensors or
+    arrays, or `images` an .npz file with both; a run brings its own (`samples` of its `split`). `threats` is a text like
+    `linf=8/255,l2=0.5,R(10),patch=2x2` or a list of Ball, Transformation and Patch; a run brings its own.
 
-    `nodes` (or `seconds`) gives branch and bound a budget per image and threat; `stages` chooses the cascade; `engine="auto_lirpa"` reads
-    graphs that are not sequential. Without `out` everything stays in memory; with it the results are kept in that directory as they
-    are found, and the same call continues where it stopped. `workers=8` certifies on Ray. Verdicts do not depend on where they are made.
+    `nodes` (or `seconds`) is branch and bound's budget per image and threat, by default 100 sub-problems, 0 for none; `stages` chooses the
+    cascade; `engine="auto_lirpa"` reads graphs that are not sequential. Without `out` everything stays in memory; with it the results are
+    kept in that directory as they are found, and the same call continues where it stopped. `workers=8` certifies on Ray. Verdicts do not
+    depend on where they are made.
 
     >>> import torch, cure_ray
     >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))

@@ -3,7 +3,7 @@
 import math
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -116,7 +116,7 @@ def radius(
         raise UserError(f"radius is about one network at a time, these are {len(request.subjects)}")
     if request.execution.workers > 1 or request.union_only:
         raise UserError("radius runs in one process, and has no union: leave out workers and union_only")
-    return run_radius(request, norm, precision)
+    return run_radius(replace(request, cascade=replace(request.cascade, unasked=0)), norm, precision)
 
 
 def run_radius(request: CertificationRequest, norm: Norm, precision: float) -> RadiusResult:

@@ -9,7 +9,7 @@ from cure_ray.attacks import attack_settings
 from cure_ray.certification.families import check_feasible
 from cure_ray.certification.job import CascadeSettings
 from cure_ray.config import Certification
-from cure_ray.config.stages import DEFAULT_STAGES
+from cure_ray.config.stages import DEFAULT_STAGES, GUARD_SECONDS, NODES
 from cure_ray.data.images import select_samples
 from cure_ray.errors import UserError
 from cure_ray.interchange.foreign import check_samples
@@ -21,7 +21,6 @@ from cure_ray.threats.transformations import check_grid
 
 MOST_THREADS = 4096
 SEEDS = range(-(2**63), 2**63)  # what a column of the results holds
-LONG = 3600.0  # seconds a sample gets when only its nodes are limited: a guard, not a budget
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,16 @@ class Cascade:
     patch_precheck: bool = False
     separate_logits: bool = False
     attack: str | None = None  # default or strong
+    unasked: int = NODES  # sub-problems of branch and bound where nobody names a budget
 
     def settings(self, defaults: Certification | None) -> CascadeSettings:
-        """A budget switches branch and bound on, unless stages are chosen; asking for it by name needs one."""
+        """A budget switches branch and bound on, unless stages are chosen; where none is named there is a small one."""
         base = CascadeSettings(defaults.stages if defaults else DEFAULT_STAGES)
-        seconds = self.seconds if self.seconds is not None else (defaults.seconds if defaults else 0.0)
-        if self.seconds is None and self.nodes:
-            seconds = LONG
+        named = self._named(defaults)
         picked = self.stages or base.stages
+        if named is None and ("branch-and-bound" in picked or picked == DEFAULT_STAGES) and self.unasked:
+            named = GUARD_SECONDS, self.unasked
+        seconds, limit = named or (0.0, None)
         if self.stages is None and seconds > 0 and self.engine == "native" and "branch-and-bound" not in picked:
             picked += ("branch-and-bound",)
         if self.stages is None and self.engine != "native":
@@ -51,13 +52,21 @@ class Cascade:
         if "branch-and-bound" in picked and seconds <= 0 and self.stages is not None:
             raise UserError("branch-and-bound needs a budget per sample, for example --nodes 1000 or --budget 10s")
         if "branch-and-bound" not in picked:
-            seconds = 0.0
-        limit = self.nodes if self.nodes is not None else (defaults.nodes if defaults else base.nodes)
+            seconds, limit = 0.0, self.nodes  # part of a job's identity even so: as it was before there was a budget by default
         given = self.box if self.box is not None else defaults.domain if defaults else None
         box = UNIT if given is None else Box.of(given)
         search = attack_settings(self.attack or (defaults.attack if defaults else "default"))
-        asked = CascadeSettings(tuple(picked), seconds, limit, search, box)
+        asked = CascadeSettings(tuple(picked), seconds, base.nodes if limit is None else limit, search, box)
         return replace(asked, patch_precheck=self.patch_precheck, separate_logits=self.separate_logits)
+
+    def _named(self, defaults: Certification | None) -> tuple[float, int | None] | None:
+        """The budget that was asked for: here, else in the experiment. What is named together holds together."""
+        for seconds, nodes in ((self.seconds, self.nodes), (defaults.seconds, defaults.nodes) if defaults else (None, None)):
+            if nodes == 0:
+                return 0.0, 0
+            if seconds is not None or nodes is not None:
+                return GUARD_SECONDS if seconds is None else seconds, nodes
+        return None
 
 
 def parse_seconds(text: str | float | None) -> float | None:

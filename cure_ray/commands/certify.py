@@ -33,7 +33,7 @@ def certify(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=0, help="Branch-and-bound sub-problems per sample and threat, e.g. 1000. Alone, time is no limit (but an hour)."),
+        typer.Option(min=0, help="Branch-and-bound sub-problems per sample and threat; default 100, 0: none. Alone, time is no limit."),
     ] = None,
     attack: Annotated[str | None, typer.Option(help="default, or strong: finds a little more at 10 to 20 times the cost.")] = None,
     union_only: Annotated[bool, typer.Option("--union-only", help="Stop a sample at its first failed norm; gives the union only")] = False,

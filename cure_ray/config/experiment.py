@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from cure_ray.catalogue.published import GRIDS, grid_for
 from cure_ray.config._base import Model, NonNegative, Positive
 from cure_ray.config.problem import Dataset, NetworkConfig, Threats
-from cure_ray.config.stages import DEFAULT_STAGES, Stage
+from cure_ray.config.stages import DEFAULT_STAGES, NODES, Stage
 from cure_ray.config.training import Training
 from cure_ray.errors import UserError
 from cure_ray.threats.box import Box
@@ -63,11 +63,14 @@ class Certification(Model):
     )
     stages: tuple[Stage, ...] = Field(
         DEFAULT_STAGES,
-        description="Stages of the cascade, in order. Add branch-and-bound, with a budget, to decide more.",
+        description="Stages of the cascade, in order. A budget of branch and bound adds that stage.",
     )
-    seconds: NonNegative = Field(0.0, description="Branch-and-bound budget per sample and threat, in seconds; 0: it does not run (A27).")
-    nodes: Annotated[int, Field(ge=0)] = Field(
-        20000, description="The same in sub-problems; with seconds: 3600 practically the only limit."
+    seconds: NonNegative | None = Field(
+        None, description="Branch-and-bound budget per sample and threat, in seconds (A27); 0: it does not run. Empty: see nodes."
+    )
+    nodes: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description=f"The same in sub-problems; alone, time is no limit (but an hour); 0: it does not run. Both empty: {NODES} sub-problems.",
     )
     attack: Literal["default", "strong"] = Field(
         "default", description="How hard to search for counterexamples: strong costs 10 to 20 times as much where none is found."

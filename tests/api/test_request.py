@@ -2,23 +2,40 @@
 
 import pytest
 
-from cure_ray.api.request import LONG, Cascade, parse_seconds
+from cure_ray.api.request import Cascade, parse_seconds
 from cure_ray.attacks import attack_settings
 from cure_ray.certification.job import CascadeSettings
 from cure_ray.config import Certification
-from cure_ray.config.stages import CASCADE, DEFAULT_STAGES
+from cure_ray.config.stages import CASCADE, DEFAULT_STAGES, GUARD_SECONDS, NODES
 from cure_ray.errors import UserError
 
 
 def settings(budget: str | None = None, nodes: int | None = None, engine: str = "native", **experiment: float) -> CascadeSettings:
-    defaults = Certification.model_validate(experiment) if experiment else None
+    defaults = Certification.model_validate({k.removesuffix("_there"): v for k, v in experiment.items()}) if experiment else None
     return Cascade(None, parse_seconds(budget), nodes, engine).settings(defaults)
 
 
+def test_where_no_budget_is_named_branch_and_bound_has_a_small_one() -> None:
+    assert settings() == settings(samples=10) == settings(nodes=NODES) == CascadeSettings(CASCADE, GUARD_SECONDS, NODES)
+    assert settings(nodes=0).stages == settings("0").stages == DEFAULT_STAGES
+    assert Cascade(("ibp", "branch-and-bound")).settings(None) == CascadeSettings(("ibp", "branch-and-bound"), GUARD_SECONDS, NODES)
+    with pytest.raises(UserError, match="needs a budget"):
+        Cascade(("ibp", "branch-and-bound"), nodes=0).settings(None)
+
+
+def test_it_is_not_added_to_stages_that_were_chosen() -> None:
+    assert Cascade(("ibp", "crown")).settings(None) == CascadeSettings(("ibp", "crown"))
+    assert Cascade().settings(Certification(stages=("ibp", "attack"))) == CascadeSettings(("ibp", "attack"))
+
+
+def test_an_experiment_of_an_older_version_is_certified_as_it_was() -> None:
+    """Its file spells the old defaults out: no seconds, 20,000 nodes."""
+    assert settings(seconds=0.0, nodes_there=20000) == CascadeSettings(DEFAULT_STAGES)
+
+
 def test_branch_and_bound_runs_when_a_budget_says_so() -> None:
-    assert settings().stages == DEFAULT_STAGES
     assert settings("10s") == CascadeSettings(CASCADE, 10.0)
-    assert settings(nodes=1000) == CascadeSettings(CASCADE, LONG, 1000)
+    assert settings(nodes=1000) == CascadeSettings(CASCADE, GUARD_SECONDS, 1000)
     assert settings("2m", 1000) == CascadeSettings(CASCADE, 120.0, 1000)
     assert settings("0", 1000).stages == settings(nodes=0).stages == DEFAULT_STAGES
 
@@ -26,8 +43,10 @@ def test_branch_and_bound_runs_when_a_budget_says_so() -> None:
 def test_the_experiment_s_budget_holds_until_the_command_line_names_another() -> None:
     assert settings(seconds=5.0) == CascadeSettings(CASCADE, 5.0)
     assert settings("5s", 7, seconds=60.0) == CascadeSettings(CASCADE, 5.0, 7)
-    assert settings(nodes=7, seconds=60.0) == CascadeSettings(CASCADE, LONG, 7)  # named alone, nodes are the limit
+    assert settings(nodes=7, seconds=60.0) == CascadeSettings(CASCADE, GUARD_SECONDS, 7)  # named alone, nodes are the limit
     assert settings("0", seconds=5.0).seconds == 0
+    assert settings(nodes_there=7) == CascadeSettings(CASCADE, GUARD_SECONDS, 7)
+    assert settings(nodes_there=0).stages == DEFAULT_STAGES
 
 
 def test_an_engine_without_branch_and_bound_is_not_asked_for_it() -> None:

@@ -24,7 +24,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"threats": "linf=0.1,linf=0.2"}, "one radius per norm"),
     ({"threats": None}, "which threats"),
     ({"stages": "crwn"}, "Did you mean 'crown'"),
-    ({"stages": "ibp,branch-and-bound"}, "--budget 10s"),
+    ({"stages": "ibp,branch-and-bound", "nodes": 0}, "--budget 10s"),
     ({"budget": "soon"}, "not a time"),
     ({"engine": "natve"}, "Did you mean 'native'"),
     ({"network": "cure_ray.testing.tiny"}, "package.module:factory"),
