@@ -77,7 +77,7 @@ class _Shown(optuna.Study):
         return [t for t in shown if states is None or t.state in states]
 
     def _finished(self, trial: FrozenTrial) -> FrozenTrial:
-        values: Values | None = last_reached(trial, self._sweep)
+        values: Values | None = last_reached(trial, self._sweep.objectives)
         if values is None:
             return trial
         shown = copy.copy(trial)

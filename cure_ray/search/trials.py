@@ -1,6 +1,6 @@
 """What a trial of the study says of itself: its attributes by name, what it reached at its rungs, whether it meets the constraints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from optuna.trial import FrozenTrial
 
@@ -34,13 +34,13 @@ def standing_at(trial: FrozenTrial, rung: int, sweep: Sweep) -> Standing | None:
     return standing(reached, sweep.objectives, sweep.at_least) if reached is not None else None
 
 
-def last_reached(trial: FrozenTrial, sweep: Sweep) -> Values | None:
+def last_reached(trial: FrozenTrial, objectives: Sequence[str]) -> Values | None:
     """Objectives of a stopped trial: at its last rung, or the bound it ended by; None if nothing is known of it."""
-    if BOUND in trial.user_attrs:
-        return tuple(trial.user_attrs[BOUND][name] for name in sweep.objectives)
-    rungs = [*trial.intermediate_values, *(int(k.partition(":")[2]) for k in trial.user_attrs if k.startswith(f"{RUNG}:"))]
-    found = standing_at(trial, max(rungs), sweep) if rungs else None
-    return found.values if found is not None else None
+    rungs = {int(k.partition(":")[2]): v for k, v in trial.user_attrs.items() if k.startswith(f"{RUNG}:")}
+    known: Mapping[str, float] | None = trial.user_attrs.get(BOUND) or (rungs[max(rungs)] if rungs else None)
+    if known is not None:
+        return tuple(known[name] for name in objectives) if {*objectives} <= {*known} else None
+    return (trial.intermediate_values[max(trial.intermediate_values)],) if trial.intermediate_values else None
 
 
 def meets(trial: FrozenTrial) -> bool:

@@ -158,6 +158,37 @@ def test_a_sweep_shows_which_hyper_parameters_mattered(tmp_path: Path) -> None:
     assert section.index("training.eta") < section.index("training.beta")
 
 
+def test_several_objectives_each_have_importances_and_slices_and_the_front_is_drawn(tmp_path: Path) -> None:
+    """Trial i reaches (1 - i/10, i/10): all on the front but those whose clean is forbidden; one was stopped at a rung, one by bound."""
+    stores.write_store(tmp_path / "sweep" / "results", {"a": stores.experiment("max")}, n=6)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "sweep" / "journal.log"))
+    study = optuna.create_study(study_name="two", storage=optuna.storages.JournalStorage(backend), directions=["maximize"] * 2)
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        study.set_metric_names(["clean", "union"])
+    for i in range(10):
+        trial = study.ask()
+        trial.suggest_float("training.lambda_2", 1e-4, 1.0, log=True)
+        trial.suggest_categorical("training.method", ['"max"', '"joint"'])
+        trial.set_constraint("clean", 0.55 - (1 - i / 10))
+        if i < 8:
+            study.tell(trial, [1 - i / 10, i / 10])
+        else:
+            trial.set_user_attr("rung:0" if i == 8 else "at_most", {"clean": 0.1, "union": 0.1})
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    html = write_report(tmp_path / "sweep").read_text()
+    section = html[html.index('id="sweeps"') : html.index('id="gallery"')]
+    assert "8 finished of 10 trials, 2 stopped early, 5 of the finished ones meet the constraints, 5 on the front" in section
+    figures = section.split("<figure>")[1:]
+    assert next(f.partition("</figcaption>")[0].removeprefix("<figcaption>") for f in figures) == "union against clean"
+    assert len(figures) == 5, "the front, and two slices of each objective"
+    for figure in figures:
+        assert (figure.count("fill t0"), figure.count("hollow t0 faint"), figure.count("<circle")) == (5, 2, 10)
+    assert section.count("<h4>clean, best 1.0000</h4>") == section.count("<h4>union, best 0.7000</h4>") == 1
+    assert section.count(">joint</text>") == 2
+    assert "1e-2" in section
+
+
 def test_two_data_sets_become_two_settings(tmp_path: Path) -> None:
     stores.write_store(tmp_path / "one", {"a": stores.experiment("max")}, n=8)
     frame = fabricate.verdicts(5, 8, ("b",), threats=(("linf", 0.05), ("l2", 0.35), ("l1", 0.7)))

@@ -57,7 +57,7 @@ def test_rungs_halve_by_rank_and_hypervolume_and_their_decisions_stand(tmp_path:
         assert ledger.judged(first.number, 0, point(0.8, 0.3)), "decided once: a better competitor that comes later changes nothing"
         trials = ledger.study.get_trials()
         assert (trials[worse].state, trials[worse].values) == (TrialState.PRUNED, None)
-        assert last_reached(trials[worse], ledger.sweep) == (0.7, 0.2)
+        assert last_reached(trials[worse], ledger.sweep.objectives) == (0.7, 0.2)
     with call(out, **TWO) as ledger:
         assert (proposed(ledger).number, ledger.study.get_trials()[first.number].state) == (first.number, TrialState.RUNNING)
 

@@ -4,8 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
+from typing import Literal
 
 from markupsafe import Markup
+
+Ticks = Sequence[tuple[float, str]]  # where, and what to write there
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,16 @@ class Dot:
     y: tuple[float, float, float]
     tone: int
     on_front: bool
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point without intervals."""
+
+    x: float
+    y: float
+    kind: Literal["front", "finished", "stopped"]
+    tip: str
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -58,14 +72,16 @@ class _Frame:
     def y(self, value: float) -> float:
         return self.height - self.bottom - (value - self.y0) / ((self.y1 - self.y0) or 1) * (self.height - self.bottom - self.top)
 
-    def axes(self, x_label: str, y_label: str, x_count: int = 5, y_count: int = 5) -> str:
+    def axes(
+        self, x_label: str, y_label: str, x_count: int = 5, y_count: int = 5, x_ticks: Sequence[tuple[float, str]] | None = None
+    ) -> str:
         parts = []
         for v in ticks(self.y0, self.y1, y_count):
             parts.append(f'<line class="grid" x1="{self.left}" x2="{self.width - self.right}" y1="{self.y(v):.1f}" y2="{self.y(v):.1f}"/>')
             parts.append(f'<text class="tick" text-anchor="end" x="{self.left - 6}" y="{self.y(v) + 4:.1f}">{_number(v)}</text>')
-        for v in ticks(self.x0, self.x1, x_count):
+        for v, text in [(v, _number(v)) for v in ticks(self.x0, self.x1, x_count)] if x_ticks is None else x_ticks:
             parts.append(
-                f'<text class="tick" text-anchor="middle" x="{self.x(v):.1f}" y="{self.height - self.bottom + 16}">{_number(v)}</text>'
+                f'<text class="tick" text-anchor="middle" x="{self.x(v):.1f}" y="{self.height - self.bottom + 16}">{escape(text)}</text>'
             )
         base = self.height - self.bottom
         parts.append(f'<line class="axis" x1="{self.left}" x2="{self.width - self.right}" y1="{base}" y2="{base}"/>')
@@ -105,6 +121,32 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "epoch", low
                 f'<circle class="fill t{s.tone}{faint}" cx="{frame.x(finite[0][0]):.1f}" cy="{frame.y(finite[0][1]):.1f}" r="2.5"/>'
             )
         body.append(f'<polyline class="line t{s.tone}{faint}" points="{path}"><title>{escape(s.name)}</title></polyline>')
+    return frame.wrap(title, "".join(body))
+
+
+def points_chart(
+    title: str,
+    points: Sequence[Point],
+    x_label: str,
+    y_label: str = "",
+    x_ticks: Ticks | None = None,
+    staircase: bool = False,
+) -> Markup:
+    """Points alone, such as the trials of a search: on the front filled, finished hollow, stopped faint. `staircase` joins the front."""
+    if not points:
+        return Markup("")
+    xs, ys = [p.x for p in points] + [v for v, _ in x_ticks or ()], [p.y for p in points]
+    pad_x, pad_y = 0.06 * ((max(xs) - min(xs)) or 1.0), 0.08 * ((max(ys) - min(ys)) or 1.0)
+    frame = _Frame(340, 220, (min(xs) - pad_x, max(xs) + pad_x), (min(ys) - pad_y, max(ys) + pad_y), left=52 if y_label else 44)
+    body = [frame.axes(x_label, y_label, 4, 4, x_ticks)]
+    if staircase:
+        front = sorted((p for p in points if p.kind == "front"), key=lambda p: p.x)
+        corners = [c for a, b in pairwise(front) for c in ((a.x, a.y), (a.x, b.y))] + [(p.x, p.y) for p in front[-1:]]
+        body.append(f'<polyline class="front" points="{" ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in corners)}"/>')
+    looks = {"front": "fill t0", "finished": "hollow t0", "stopped": "hollow t0 faint"}
+    for p in sorted(points, key=lambda p: list(looks).index(p.kind), reverse=True):
+        place = f'cx="{frame.x(p.x):.1f}" cy="{frame.y(p.y):.1f}" r="{3.5 if p.kind == "stopped" else 4.5}"'
+        body.append(f'<circle class="{looks[p.kind]}" {place}><title>{escape(p.tip)}</title></circle>')
     return frame.wrap(title, "".join(body))
 
 
