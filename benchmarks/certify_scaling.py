@@ -21,7 +21,7 @@ from cure_ray.certification.balls import Certifier
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
-from cure_ray.cluster.certification import Subject, certify_shards
+from cure_ray.cluster.certification import Crew, Subject, certify_shards
 from cure_ray.cluster.session import session
 from cure_ray.config import resolve
 from cure_ray.data.images import load_dataset
@@ -92,7 +92,7 @@ def main() -> None:
             done = store.begin(job, threats, indices, {})
             clock: list[float] = []
             shards = plan(job, threats, indices, done, 20)
-            certify_shards(store, [(subject, shards)], workers, ready=lambda: clock.append(time.perf_counter()))  # noqa: B023
+            certify_shards(store, [(subject, shards)], Crew(workers), ready=lambda: clock.append(time.perf_counter()))  # noqa: B023
             rates[workers] = max(rates.get(workers, 0.0), len(indices) * len(threats) / (time.perf_counter() - clock[0]))
         plain = dict.fromkeys((1, 2), 0.0)
         for _, count in itertools.product(range(TURNS), plain):

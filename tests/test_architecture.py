@@ -1,6 +1,7 @@
 """The house rules, checked: imports go one way, and each outside library stays in its room."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,42 @@ def test_no_module_unpickles() -> None:
         text = path.read_text()
         assert "torch.load(" not in text or "weights_only=True" in text, path
         assert "allow_pickle=True" not in text, path
+
+
+MOST = 8  # parameters: with more, some of them are a thing that has no name yet
+UNDER_WAY = {"bounds/native/engine.py:__init__", "bounds/native/linear.py:evaluate", "bounds/native/optimized.py:optimise"}
+
+
+def too_many(path: Path) -> list[str]:
+    found = list[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            every = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            command = room_of(path) == "commands" and node.name == path.stem  # its parameters are its options
+            if len([a for a in every if a not in ("self", "cls")]) > MOST and not command:
+                found.append(f"{path.relative_to(PACKAGE)}:{node.name}")
+    return found
+
+
+def test_no_function_has_more_than_eight_parameters() -> None:
+    assert {name for path in MODULES for name in too_many(path)} <= UNDER_WAY, "give what belongs together a dataclass"
+
+
+def test_every_module_says_what_it_is_for_and_none_is_a_warehouse() -> None:
+    for path in MODULES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert path.stat().st_size < 25_000, path
+
+
+def test_the_walks_through_the_house_name_what_is_there() -> None:
+    text = (PACKAGE.parent / "docs" / "explanation" / "house.md").read_text()
+    steps = re.findall(r"`(cure_ray/[\w/]+\.py)` `(\w+)`", text)
+    assert len(steps) > 50
+    for file, name in steps:
+        tree = ast.parse((PACKAGE.parent / file).read_text())
+        named = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+        named |= {t.id for n in tree.body if isinstance(n, ast.AnnAssign | ast.Assign) for t in ast.walk(n) if isinstance(t, ast.Name)}
+        assert name in named, f"{file} has no {name}"
+    rooms = set(re.findall(r"^\| .*$", text, re.M))
+    for room in ROOMS:
+        assert room == "__main__" or any(f"`{room}" in row for row in rooms), f"the table of rooms lacks {room}"

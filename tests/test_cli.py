@@ -1,10 +1,15 @@
 """The command line as typed: help that teaches, exit code 2 with a sentence for bad input, never a traceback."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cure_ray.search.space import Sweep
+from cure_ray.search.study import claim
+from cure_ray.testing import stores
 
 
 def cure_ray(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -55,6 +60,27 @@ def test_help_lists_the_commands() -> None:
     assert done.returncode == 0
     for command in ("train", "data", "config"):
         assert command in done.stdout
+
+
+def test_help_status_and_configurations_load_no_torch(tmp_path: Path) -> None:
+    """They answer at once, also where torch takes seconds to load."""
+    stores.write_run(tmp_path / "run", stores.experiment())
+    space = {"training.lambda_2": {"choice": [0.1, 0.2]}}
+    claim(tmp_path / "sweep", Sweep.model_validate({"name": "s", "base": {"preset": "smoke"}, "space": space, "trials": 2}))
+    words = [["status", "run"], ["status", "sweep"], ["config", "smoke"], ["--version"], ["--help"]]
+    words += [
+        [command, "--help"] for command in ("train", "certify", "radius", "sweep", "report", "fsck", "submit", "quickstart", "export")
+    ]
+    script = (
+        "import sys\nfrom cure_ray.cli import app\n"
+        f"for words in {words!r}:\n    assert not app(words, standalone_mode=False), words\n"
+        "print(sorted({'torch', 'ray', 'torchvision', 'matplotlib'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage:") == 10
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_config_prints_a_file_that_loads_to_the_same_experiment(tmp_path: Path) -> None:

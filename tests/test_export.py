@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cure_ray.cli import app
 from cure_ray.config import Experiment, parse_experiment
 from cure_ray.errors import UserError
-from cure_ray.interchange import ball_property, vnnlib_property, write_onnx, write_properties
+from cure_ray.interchange import Exported, ball_property, vnnlib_property, write_onnx, write_properties
 from cure_ray.networks.models import Network, cnn7, conv_small, mlp
 from cure_ray.runs.run import train_run
 from cure_ray.threats.balls import Ball
@@ -84,7 +84,7 @@ def test_an_l2_ball_is_written_as_documented_json() -> None:
 
 def test_one_file_per_sample_and_threat_and_instances_for_the_boxes(tmp_path: Path) -> None:
     x, y = torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 1])
-    written = write_properties(tmp_path, Path("a/net.onnx"), x, y, [4, 5, 6], 2, [Ball("linf", 0.1), Ball("l1", 1.0)], "x")
+    written = write_properties(tmp_path, Exported(2, "x", Path("a/net.onnx")), x, y, [4, 5, 6], [Ball("linf", 0.1), Ball("l1", 1.0)])
     assert len(written) == 6
     assert (tmp_path / "instances.csv").read_text().splitlines() == [f"net.onnx,sample0000{i}_linf_0.1.vnnlib,300" for i in (4, 5, 6)]
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import numpy as np
 import pandas as pd
 
 from cure_ray.api.execution import MEMORY, Task, execute, in_memory, placed, prepare, threads
@@ -42,6 +43,13 @@ class CertificationResult(Results):
         clean = self.store.about(digest)["clean_all"]
         text = summary(self.loaded, digest)
         return f"{text}\nclean on all {clean['images']} images of the split: {100 * clean['correct'] / clean['images']:.2f} %"
+
+    def image(self, sample: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """The unperturbed image [C, H, W] of a sample, to hold a counterexample against."""
+        images = self.tasks[0].subject.samples.images
+        if not 0 <= sample < len(images):
+            raise UserError(f"there is no sample {sample}: samples are numbered 0..{len(images) - 1}")
+        return np.asarray(images[sample].numpy())
 
     def cross_check(self, engine: str, task: Task | None = None) -> Iterator[str]:
         """Re-derive some certificates of every norm with another engine, and say what it confirms."""

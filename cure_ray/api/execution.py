@@ -114,11 +114,10 @@ def _on_ray(store: Store, tasks: Sequence[Task], execution: Execution, bundles: 
     ]
     device = placed(execution)
     share = execution.gpus_per_worker if device.type == "cuda" else 0.0
+    crew = certification.Crew(execution.workers, str(device), execution.threads, share, execution.address)
     with stop_on_signals() as stop:
         try:
-            certification.certify_shards(
-                store, work, execution.workers, str(device), execution.threads, share, execution.address, reporter, stop
-            )
+            certification.certify_shards(store, work, crew, reporter, stop)
         except StoppedError as stopped:
             kept = f"finished shards are kept in {store.root}"
             raise StoppedError(f"stopped by {stopped}; {kept}; run the same command to continue.") from None

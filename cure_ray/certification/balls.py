@@ -84,11 +84,9 @@ def certify_batch(
     settings: CascadeSettings,
     indices: Sequence[int] | None = None,
     seed: int = 0,
-    bundles: Path = Path("soundness-failure"),
-    progress: Progress = lambda stage, decided: None,
 ) -> list[Outcome]:
-    """The cascade as one call; use a Certifier for many batches of one network."""
-    certifier = Certifier(engine, network, settings, seed, bundles, progress, x_BCHW.device)
+    """The cascade as one call; use a Certifier for many batches of one network, or to choose where alarms and progress go."""
+    certifier = Certifier(engine, network, settings, seed, device=x_BCHW.device)
     return certifier.certify(x_BCHW, y_B, threat, range(len(x_BCHW)) if indices is None else indices)
 
 

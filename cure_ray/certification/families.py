@@ -73,9 +73,9 @@ def certify_perturbed(c: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Transfo
     stages = enabled_stages(threat, c.settings)
     if isinstance(threat, Patch):
         how = PatchSettings(attack="attack" in stages, prove="ibp" in stages, precheck=c.settings.patch_precheck)
-        return certify_patch(c.engine, c.network, x_BCHW, y_B, threat, how, indices, c.alarm, c.seed)
+        return certify_patch(c.engine, c.network, x_BCHW, y_B, threat, how, indices, c.alarm)
     bounds: tuple[Stage, ...] = tuple(s for s in ("ibp", "crown-ibp") if s in stages)
     settings = GeometricSettings(
         bounds, attack="attack" in stages, yes=True, separate_logits=c.settings.separate_logits  # asked before the run began
     )  # fmt: skip
-    return certify_geometric(c.engine, c.network, x_BCHW, y_B, threat, settings, c.seed, indices, c.alarm)
+    return certify_geometric(c.engine, c.network, x_BCHW, y_B, threat, settings, indices, c.alarm)

@@ -49,15 +49,14 @@ def certify_patch(
     settings: PatchSettings | None = None,
     indices: Sequence[int] | None = None,
     alarm: Alarm | None = None,
-    seed: int = 0,
 ) -> list[Outcome]:
-    """One outcome per image, in order; `nodes` counts the positions an image was bounded at."""
+    """One outcome per image, in order; `nodes` counts the positions an image was bounded at. Random patches follow the alarm's seed."""
     check_size(patch, (x_BCHW.shape[2], x_BCHW.shape[3]))
     settings = settings or PatchSettings()
     outcomes, indices = list[Outcome](), list(range(len(x_BCHW)) if indices is None else indices)
     for x, y in zip(x_BCHW.split(settings.batch), y_B.split(settings.batch), strict=True):
         outcomes += _certify_batch(engine, network, x.to(engine.device), y.to(engine.device), patch, settings)
-    _attack_certified(network, x_BCHW, y_B, patch, outcomes, indices, alarm or Alarm(engine, network, seed=seed), seed)
+    _attack_certified(network, x_BCHW, y_B, patch, outcomes, indices, alarm or Alarm(engine, network))
     return outcomes
 
 
@@ -67,13 +66,13 @@ def _certify_batch(engine: NativeEngine, network: nn.Module, x: Tensor, y: Tenso
     alive = torch.tensor([b for b, o in enumerate(outcomes) if o.open], dtype=torch.long)
     if len(alive):
         started = time.perf_counter()
-        gradient_BCHW, saliency_BHW = _saliency(network, x, y, patch, alive)
+        salient = _saliency(network, x, y, patch, alive)
         if settings.attack:
-            _attack(network, x, y, patch, alive, outcomes, gradient_BCHW, saliency_BHW, settings)
+            _attack(network, x, y, patch, outcomes, salient, settings.candidates)
         for b in alive.tolist():
             outcomes[b].seconds += (time.perf_counter() - started) / len(alive)
         if settings.prove:
-            _prove(engine, x, y, patch, outcomes, saliency_BHW, settings)
+            _prove(engine, x, y, patch, outcomes, salient.positions_BHW, settings)
         for outcome in outcomes:
             if outcome.open:
                 outcome.decide(Status.UNKNOWN, "attack")  # the only stage there was
@@ -83,8 +82,16 @@ def _certify_batch(engine: NativeEngine, network: nn.Module, x: Tensor, y: Tenso
 # ---------------------------------------------------------------- concrete patches
 
 
-def _saliency(network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the margin at the images still open, and [B, H', W']: how much a patch at each position could change it."""
+@dataclass(frozen=True)
+class _Salient:
+    """Where a patch promises most."""
+
+    alive: Tensor  # [A] the images still open
+    gradient_ACHW: Tensor  # of their margins
+    positions_BHW: Tensor  # [B, H', W'] how much a patch at each position could change the margin; 0 for images that are decided
+
+
+def _saliency(network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Tensor) -> _Salient:
     where = alive.to(x.device)
     point = x[where].clone().requires_grad_()
     with torch.enable_grad():
@@ -93,16 +100,16 @@ def _saliency(network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Ten
     weight = (gradient.abs() * room).sum(1, keepdim=True)
     saliency = torch.zeros(len(x), *(s - k + 1 for s, k in zip(x.shape[2:], (patch.height, patch.width), strict=True)), device=x.device)
     saliency[where] = F.avg_pool2d(weight, (patch.height, patch.width), 1).squeeze(1)
-    return gradient, saliency
+    return _Salient(alive, gradient, saliency)
 
 
 def _attack(
-    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, alive: Tensor, outcomes: Sequence[Outcome], gradient: Tensor, saliency: Tensor,
-    settings: PatchSettings,
-) -> None:  # fmt: skip
+    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, outcomes: Sequence[Outcome], salient: _Salient, candidates: int
+) -> None:
     """Try the corner the gradient points to, black and white at the most salient positions."""
+    alive, gradient, saliency = salient.alive, salient.gradient_ACHW, salient.positions_BHW
     where = alive.to(x.device)
-    count = min(settings.candidates, saliency[0].numel())
+    count = min(candidates, saliency[0].numel())
     top_BT = saliency[where].flatten(1).topk(count, dim=1).indices
     best, best_margin = x[where].clone(), torch.full((len(where),), torch.inf, device=x.device)
     corner = (gradient < 0).to(x.dtype)
@@ -125,13 +132,13 @@ def _attack(
 
 
 def _attack_certified(
-    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, outcomes: Sequence[Outcome], indices: Sequence[int], alarm: Alarm, seed: int
+    network: nn.Module, x: Tensor, y: Tensor, patch: Patch, outcomes: Sequence[Outcome], indices: Sequence[int], alarm: Alarm
 ) -> None:
     """Every certified image is attacked once more, by a search that asks no bound, with a fresh seed: the alarm of last resort."""
     where = [b for b, outcome in enumerate(outcomes) if outcome.status == Status.CERTIFIED]
     replay = replay_network(network)
     for some in (where[i : i + AGAIN] for i in range(0, len(where), AGAIN)):
-        seeds = [seeding.derive(seed, "after-certificate", str(patch), indices[b]) for b in some]
+        seeds = [seeding.derive(alarm.seed, "after-certificate", str(patch), indices[b]) for b in some]
         device = next(network.parameters()).device
         found = worst_patches(network, x[some].to(device), y[some].to(device), patch, seeds).cpu().double()
         with torch.no_grad():

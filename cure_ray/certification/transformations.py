@@ -71,23 +71,22 @@ def certify_geometric(
     y_B: Tensor,
     transformation: Transformation,
     settings: GeometricSettings | None = None,
-    seed: int = 0,
     indices: Sequence[int] | None = None,
     alarm: Alarm | None = None,
 ) -> list[Outcome]:
-    """One outcome per image, in order; `nodes` counts the boxes an image was bounded on."""
+    """One outcome per image, in order; `nodes` counts the boxes an image was bounded on. Random parameters follow the alarm's seed."""
     settings = settings or GeometricSettings()
     check_budget(transformation, len(x_BCHW), settings)
     indices = list(range(len(x_BCHW))) if indices is None else list(indices)
     images = TransformedImages(engine, network, x_BCHW, y_B, transformation)
-    return _Search(images, settings, seed, indices, alarm or Alarm(engine, network, seed=seed)).run()
+    return _Search(images, settings, indices, alarm or Alarm(engine, network)).run()
 
 
 class _Search:
     """The images under one transformation, and the boxes still to be proven."""
 
-    def __init__(self, images: TransformedImages, settings: GeometricSettings, seed: int, indices: list[int], alarm: Alarm) -> None:
-        self.images, self.settings, self.seed, self.indices, self.alarm = images, settings, seed, indices, alarm
+    def __init__(self, images: TransformedImages, settings: GeometricSettings, indices: list[int], alarm: Alarm) -> None:
+        self.images, self.settings, self.seed, self.indices, self.alarm = images, settings, alarm.seed, indices, alarm
         self.engine, self.transformation = images.engine, images.transformation
         self.outcomes = [Outcome(int(label)) for label in images.y]
         self.stage: Stage = settings.stages[0] if settings.stages else "ibp"

@@ -44,6 +44,17 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Crew:
+    """How many workers, and what each of them has."""
+
+    workers: int
+    device: str = "cpu"
+    threads: int = 1
+    gpus: float = 0.0  # fractions allowed
+    address: str | None = None  # of a running cluster
+
+
+@dataclass(frozen=True)
 class Done:
     """A finished shard: rows, the witnesses they name, and how many samples each stage decided."""
 
@@ -115,31 +126,29 @@ class _Queue:
 def certify_shards(
     store: Store,
     work: Sequence[tuple[Subject, Sequence[Shard]]],
-    workers: int,
-    device: str = "cpu",
-    threads: int = 1,
-    gpus: float = 0.0,
-    address: str | None = None,
+    crew: Crew,
     progress: Watcher = Watcher(),  # noqa: B008 - it keeps nothing
     stop: Callable[[], None] = lambda: None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Certify all shards on so many workers and write each as soon as it is finished.
+    """Certify all shards on these workers and write each as soon as it is finished.
 
     `stop` may raise between shards; `ready` is called when all workers stand.
     """
     every = [shard for _, shards in work for shard in shards]
     if not every:
         return
-    need = Need(min(workers, len(every)), float(threads), gpus)
+    need = Need(min(crew.workers, len(every)), float(crew.threads), crew.gpus)
     queue = _Queue(every, Pace(every, need.workers))
-    with session(address):
+    with session(crew.address):
         require(
-            need, "certification", "--workers, --threads or --gpus-per-worker (a fraction is allowed)" if gpus else "--workers or --threads"
+            need,
+            "certification",
+            "--workers, --threads or --gpus-per-worker (a fraction is allowed)" if crew.gpus else "--workers or --threads",
         )
         subjects = {shards[0].job.run_id: [ray.put(subject)] for subject, shards in work if shards}
         actor = ray.remote(Worker).options(num_cpus=need.cpus, num_gpus=need.gpus, max_restarts=0)
-        idle: list[Any] = [actor.remote(device, threads) for _ in range(need.workers)]
+        idle: list[Any] = [actor.remote(crew.device, crew.threads) for _ in range(need.workers)]
         flying: dict[Any, tuple[Any, Shard]] = {}
         deaths: dict[str, int] = defaultdict(int)
         try:
@@ -164,7 +173,7 @@ def certify_shards(
                         if deaths[shard.name] >= MAX_DEATHS:
                             raise RuntimeError(_hopeless(shard, error)) from None
                         queue.waiting.append(shard)
-                        idle.append(actor.remote(device, threads))
+                        idle.append(actor.remote(crew.device, crew.threads))
                         continue
                     finished.append((shard, done))
                     queue.pace.learn(shard, done.seconds)

@@ -1,5 +1,6 @@
 """`cure-ray certify`: prove or refute the robustness of every sample, and print the table."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +83,7 @@ def certify(
     from cure_ray.api.certify import default_directory, run
     from cure_ray.api.request import Cascade, CertificationRequest, Execution, parse_seconds, parse_stages
 
-    found = pointed_at(checkpoint, network, weights, onnx, data, split, data_dir, best, front)
+    found = pointed_at(checkpoint, Elsewhere(network, weights, onnx), data, split, data_dir, best, front)
     result = run(
         CertificationRequest(
             found,
@@ -116,13 +117,23 @@ def certify(
     print(f"verdicts: {result.store.root}/verdicts")
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """A network that was not trained here, as options name it."""
+
+    network: str | None = None
+    weights: Path | None = None
+    onnx: Path | None = None
+
+
 def pointed_at(
-    checkpoint: list[Path] | Path | None, network: str | None, weights: Path | None, onnx: Path | None, data: Path | None, split: str,
-    data_dir: Path | None, best: int | None = None, front: bool = False,
+    checkpoint: list[Path] | Path | None, elsewhere: Elsewhere, data: Path | None, split: str, data_dir: Path | None,
+    best: int | None = None, front: bool = False,
 ) -> "tuple[Subject, ...]":  # fmt: skip
     """What the command line points at. Callers in Python may pass one path."""
     from cure_ray.api.subject import foreign_subject, given_samples, onnx_subject, subjects
 
+    network, weights, onnx = elsewhere.network, elsewhere.weights, elsewhere.onnx
     if bool(checkpoint) + (network is not None) + (onnx is not None) != 1:
         raise UserError(
             "give either a CHECKPOINT directory of `cure-ray train`, or --network package.module:factory, or --onnx net.onnx, with --data"

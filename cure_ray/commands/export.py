@@ -28,7 +28,7 @@ def export(
     Example: `cure-ray export runs/smoke --onnx net.onnx --vnnlib properties --samples 20`.
     """
     from cure_ray.data.images import load_dataset, select_samples
-    from cure_ray.interchange import write_onnx, write_properties
+    from cure_ray.interchange import Exported, write_onnx, write_properties
     from cure_ray.runs.checkpoints import load_checkpoint
     from cure_ray.threats.balls import Ball
     from cure_ray.threats.norms import NORMS
@@ -50,5 +50,6 @@ def export(
         index = select_samples(len(images), samples, experiment.certification.selection)
         x, y = images.batch(index)
         source = f"{experiment.name} {loaded.digest[:12]}, {experiment.dataset.name} {split}"
-        written = write_properties(vnnlib, onnx, x, y, index.tolist(), experiment.dataset.num_classes, balls, source, timeout)
+        about = Exported(experiment.dataset.num_classes, source, onnx, timeout)
+        written = write_properties(vnnlib, about, x, y, index.tolist(), balls)
         print(f"properties: {len(written)} files in {vnnlib}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cure_ray.commands.certify import pointed_at
+from cure_ray.commands.certify import Elsewhere, pointed_at
 from cure_ray.commands.train import AllowCodeOption, DataDirOption
 
 
@@ -38,7 +38,7 @@ def radius(
     """
     from cure_ray.api.radius import radius as search
 
-    (subject,) = pointed_at([checkpoint] if checkpoint else None, network, weights, onnx, data, split, data_dir, 1)
+    (subject,) = pointed_at([checkpoint] if checkpoint else None, Elsewhere(network, weights, onnx), data, split, data_dir, 1)
     found = search(
         subject, norm=norm, samples=samples, precision=precision, out=out, stages=stages, seconds=budget, nodes=nodes, engine=engine,
         seed=seed, device=device, threads=threads, quiet=quiet,

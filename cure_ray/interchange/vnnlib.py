@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -50,10 +51,19 @@ def ball_property(image: Tensor, label: int, classes: int, threat: Ball, title: 
     )
 
 
+@dataclass(frozen=True)
+class Exported:
+    """The network properties are about."""
+
+    classes: int
+    source: str  # for a comment
+    onnx: Path | None = None  # its file
+    timeout: float = 300.0  # seconds a verifier gets for each
+
+
 def write_properties(
-    directory: Path, onnx_path: Path | None, x_BCHW: Tensor, y_B: Tensor, indices: Sequence[int], classes: int, threats: Sequence[Ball],
-    source: str, timeout: float = 300.0,
-) -> list[Path]:  # fmt: skip
+    directory: Path, network: Exported, x_BCHW: Tensor, y_B: Tensor, indices: Sequence[int], threats: Sequence[Ball]
+) -> list[Path]:
     """One file per sample and threat, and `instances.csv` (onnx, vnnlib, timeout) for the l_inf ones, as VNN-COMP tools read it."""
     written, rows = list[Path](), list[str]()
     try:
@@ -61,13 +71,13 @@ def write_properties(
         for threat in threats:
             suffix = "vnnlib" if threat.norm == "linf" else "json"
             for image, label, index in zip(x_BCHW, y_B.tolist(), indices, strict=True):
-                title = f"{source}, sample {index}, {threat}"
+                title = f"{network.source}, sample {index}, {threat}"
                 path = directory / f"sample{index:05d}_{threat.norm}_{threat.eps:g}.{suffix}"
                 if threat.norm == "linf":
-                    path.write_text(vnnlib_property(image, label, classes, threat.eps, title))
-                    rows.append(f"{onnx_path.name if onnx_path else 'net.onnx'},{path.name},{timeout:g}")
+                    path.write_text(vnnlib_property(image, label, network.classes, threat.eps, title))
+                    rows.append(f"{network.onnx.name if network.onnx else 'net.onnx'},{path.name},{network.timeout:g}")
                 else:
-                    path.write_text(ball_property(image, label, classes, threat, title) + "\n")
+                    path.write_text(ball_property(image, label, network.classes, threat, title) + "\n")
                 written.append(path)
         if rows:
             (directory / "instances.csv").write_text("\n".join(rows) + "\n")

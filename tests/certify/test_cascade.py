@@ -47,7 +47,7 @@ class Tampered:
 
 def run(engine: Engine, settings: CascadeSettings, threat: Ball, n: int = 30, seed: int = 0, **more: object) -> list[Outcome]:
     x, y = tiny.samples(n)
-    return certify_batch(engine, tiny.network(), x, y, threat, settings, seed=seed, **more)  # type: ignore[arg-type]
+    return Certifier(engine, tiny.network(), settings, seed, **more).certify(x, y, threat, range(n))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
@@ -208,4 +208,4 @@ def test_an_unsound_bound_from_branch_and_bound_stops_the_run_too(tmp_path: Path
     x = torch.rand(6, 1, 4, 4)
     settings = CascadeSettings(stages=("attack", "branch-and-bound"), seconds=1.0)
     with pytest.raises(SoundnessError):
-        certify_batch(Lying(network), network, x, network(x).argmax(1), Ball("linf", 1e-3), settings, bundles=tmp_path)
+        Certifier(Lying(network), network, settings, bundles=tmp_path).certify(x, network(x).argmax(1), Ball("linf", 1e-3), range(6))

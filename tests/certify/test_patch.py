@@ -175,7 +175,8 @@ def test_a_certified_image_is_attacked_again_with_patches_of_its_own(monkeypatch
     """Also where no attack came before the proof: a bound a little above the margin of some patch stops the run, with the seed."""
     network, x, y = digits_network()
     engine, settings = NativeEngine(network, "cpu"), PatchSettings(attack=False)
-    found = certify_patch(engine, network, x, y, Patch(1, 1), settings)
+    alarm = Alarm(engine, network, seed=5, root=tmp_path / "bundle")
+    found = certify_patch(engine, network, x, y, Patch(1, 1), settings, alarm=alarm)
     certified = [b for b, o in enumerate(found) if o.status == Status.CERTIFIED]
     assert len(certified) >= 3
     assert all(float(found[b].margins.min()) <= found[b].attack_margin for b in certified)
@@ -183,7 +184,6 @@ def test_a_certified_image_is_attacked_again_with_patches_of_its_own(monkeypatch
     lie = found[b].attack_margin + 1e-3
     real = patches.patch_margins
     monkeypatch.setattr(patches, "patch_margins", lambda *given: torch.full_like(real(*given), lie))
-    alarm = Alarm(engine, network, seed=5, root=tmp_path / "bundle")
     with pytest.raises(SoundnessError, match="a patched image has margin"):
         certify_patch(engine, network, x[b : b + 1], y[b : b + 1], Patch(1, 1), settings, [b], alarm)
     (bundle,) = (tmp_path / "bundle").iterdir()

@@ -245,7 +245,7 @@ def test_certification_loses_workers_shards_and_disks_and_gives_the_same_table(n
     def certify(root: Path, workers: int, compact: bool = False) -> Store:
         store = Store.create(root, "digits", "test", samples.digest)
         done = store.begin(job, threats, range(150), {})
-        shards.certify_shards(store, [(subject, plan(job, threats, range(150), done, 10))], workers)
+        shards.certify_shards(store, [(subject, plan(job, threats, range(150), done, 10))], shards.Crew(workers))
         if compact:
             store.compact(job, threats)
         return store

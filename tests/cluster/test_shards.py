@@ -43,7 +43,7 @@ def certify(checkpoint: Checkpoint, root: str, workers: int, count: int = 40) ->
     store = Store.create(root, "digits", "test", samples.digest)
     done = store.begin(job, THREATS, range(count), {"name": "tiny"})
     parts = plan(job, THREATS, range(count), done, 10)
-    shards.certify_shards(store, [(shards.Subject(checkpoint.network, samples, "native", 0, Path("bundles")), parts)], workers)
+    shards.certify_shards(store, [(shards.Subject(checkpoint.network, samples, "native", 0, Path("bundles")), parts)], shards.Crew(workers))
     store.compact(job, THREATS)
     assert fsck(store) == []
     columns: dict[str, list[object]] = store.read().drop_columns(["seconds"]).to_pydict()
