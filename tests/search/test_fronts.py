@@ -10,6 +10,7 @@ from optuna.samplers import GPSampler
 from optuna.trial import TrialState
 from search_helpers import SWEEP, call, new_sweep, proposed, run_of, trained
 
+from cure_ray.api.subject import subjects
 from cure_ray.errors import UserError
 from cure_ray.search.layout import SWEEP as FILE
 from cure_ray.search.ledger import Ledger
@@ -115,6 +116,10 @@ def test_a_front_of_one_point_and_of_one_objective_are_sentences(tmp_path: Path)
         ledger.judged(proposed(ledger).number, 0, point(0.7, 0.2))
     with pytest.raises(UserError, match="one objective"):
         best_runs(single, front=True)
+    with pytest.raises(UserError, match="give one of them"):
+        subjects(out, None, best=2, front=True)
+    with pytest.raises(UserError, match="is none"):
+        subjects(tmp_path, None, front=True)
 
 
 def test_a_trial_that_ends_by_bound_has_no_value_but_its_bound(out: Path) -> None:
