@@ -56,15 +56,3 @@ def pareto_front(points: ArrayLike) -> NDArray[np.bool_]:
     at_least = (p[:, None, :] >= p[None, :, :]).all(-1)
     better = (p[:, None, :] > p[None, :, :]).any(-1)
     return np.logical_not((at_least & better).any(0)).reshape(-1)
-
-
-def hypervolume(points: ArrayLike, reference: tuple[float, float] = (0.0, 0.0)) -> float:
-    """Area dominated by two-dimensional points above the reference: one number for a whole trade-off curve."""
-    p = np.asarray(points, dtype=float).reshape(-1, 2) - np.asarray(reference)
-    p = p[(p > 0).all(1)]
-    area, height = 0.0, 0.0
-    for x, y in sorted(p.tolist(), reverse=True):
-        if y > height:
-            area += x * (y - height)
-            height = y
-    return area

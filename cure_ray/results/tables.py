@@ -15,8 +15,9 @@ from cure_ray.results.comparisons import significance_table as significance_tabl
 from cure_ray.results.decomposition import decomposition_summary as decomposition_summary
 from cure_ray.results.decomposition import decomposition_table as decomposition_table
 from cure_ray.results.evaluations import ABSENT, STATUSES, Bools, Evaluation, ThreatColumn
-from cure_ray.results.statistics import hypervolume, pareto_front, wilson
+from cure_ray.results.statistics import pareto_front, wilson
 from cure_ray.results.study import Entry, Study, identity
+from cure_ray.search.halving import hypervolume
 
 
 def column_of(threat: ThreatColumn) -> str:
@@ -190,7 +191,8 @@ def pareto_table(study: Study) -> pd.DataFrame:
         part = seed_table(own)[["setting", "method", "seeds", "clean", metric]].rename(columns={metric: "value"})
         points = part[["clean", "value"]].to_numpy()
         part.insert(4, "metric", metric)
-        parts.append(part.assign(on_front=pareto_front(points), hypervolume=hypervolume(points) / 100.0))
+        known = [tuple(point) for point in points.tolist() if all(value > 0 for value in point)]  # NaN: not certified for this metric
+        parts.append(part.assign(on_front=pareto_front(points), hypervolume=hypervolume(known) / 100.0))
     return pd.concat(parts, ignore_index=True)
 
 

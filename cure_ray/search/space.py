@@ -207,6 +207,8 @@ def _check_points(sweep: Sweep, base: Experiment) -> None:
             if norm in sweep.measured and experiment.threats.eps(norm) == 0:
                 field = "objectives" if norm in sweep.objectives else "at_least"
                 raise UserError(f"{field}: {norm} is not produced, its radius is 0")
+            if "union_linf_l2" in sweep.measured and norm != "l1" and experiment.threats.eps(norm) == 0:
+                raise UserError(f"union_linf_l2 is not produced, the radius of {norm} is 0")
     for point in sweep.start_with:
         unknown = [p for p in point if p not in sweep.space]
         if unknown:

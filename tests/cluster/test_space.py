@@ -83,6 +83,7 @@ def test_losses_and_switches_are_searchable_and_one_that_is_off_counts_as_its_de
         ({"at_least": {"claen": 0.9}}, "at_least: 'claen' is not produced. Did you mean 'clean'"),
         ({"at_least": {"clean": 95}}, "at_least.clean: Input should be less than or equal to 1"),
         ({"at_least": {"l2": 0.5}, "base": {"preset": "smoke", "threats": {"l2": 0}}}, "at_least: l2 is not produced, its radius is 0"),
+        ({"objectives": ["union_linf_l2"], "base": {"preset": "smoke", "threats": {"l2": 0}}}, "union_linf_l2 is not produced"),
         ({"nodes": -1}, "nodes: Input should be greater than or equal to 0"),
         ({"search": "nsga2"}, "at least two objectives"),
         ({"search": "grid"}, "is a range"),
