@@ -168,6 +168,20 @@ def test_gaussian_processes_learn_from_stopped_trials_and_obey_constraints(tmp_p
         assert all(set(t.constraints) == {"clean"} for t in trials)
 
 
+@pytest.mark.parametrize("search", ["tpe", "nsga2", "random"])
+def test_every_search_goes_on_among_stopped_trials_of_several_objectives(tmp_path: Path, search: str) -> None:
+    """Most are stopped: Optuna's own TPE fails once it must rank trials that have no values."""
+    changes = {**WITH_CONSTRAINT, "search": search, "trials": 30, "early_stopping": {"factor": 4, "rungs": 1}}
+    out = new_sweep(tmp_path / "out", **changes)
+    with call(out, **changes) as ledger:
+        while (proposal := ledger.next()) is not None:
+            values = point(1 - proposal.number / 100, 0.5 - proposal.number / 100)  # each worse than the last
+            if ledger.judged(proposal.number, 0, values):
+                ledger.judged(proposal.number, 1, values)
+        states = [t.state for t in ledger.study.get_trials() if "duplicate_of" not in t.user_attrs]
+    assert states == [TrialState.COMPLETE] + [TrialState.PRUNED] * 29
+
+
 def test_older_sweeps_keep_their_identity_and_go_on_as_they_began(tmp_path: Path) -> None:
     """Version 0.2 knew neither nodes nor at_least: in its directories they are off, and its study is found."""
     old = sweep_of(nodes=0)
