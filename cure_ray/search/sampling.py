@@ -1,6 +1,7 @@
 """What a search asks next: Optuna's samplers, seeded per call, and what they are shown of trials that were stopped."""
 
 import copy
+import logging
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ def make_sampler(sweep: Sweep, submission: int) -> BaseSampler:
     if sweep.search == "tpe":
         return Informed(tpe, sweep) if several else tpe  # of one objective it reads intermediate values itself
     if sweep.search == "gp":  # fields that only some configurations have are no part of its model: TPE proposes those
+        logging.getLogger("optuna._gp").setLevel(logging.ERROR)  # that greenlet would make it faster is said in docs/guide/sweeps.md
         return Informed(GPSampler(seed=seed, independent_sampler=tpe, n_startup_trials=startup, warn_independent_sampling=False), sweep)
     if sweep.search == "nsga2":
         return Informed(NSGAIISampler(seed=seed, population_size=min(50, max(4, (sweep.trials or 200) // 4))), sweep)
