@@ -10,7 +10,7 @@ from cure_ray.errors import UserError
 
 
 def validate_cluster(path: Path, ray_version: str) -> dict[str, Any]:
-    """A `ray up` file that Ray accepts, in a region, with the right image, both engines, closed groups, a private dashboard and tokens. Returns its content."""
+    """A `ray up` file that Ray accepts, in a region, with both engines, closed groups, tokens and a private dashboard. Returns it."""
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     try:  # private, and the only check there is: `ray up` has no dry run
         from ray.autoscaler._private.util import prepare_config, validate_config

@@ -4,6 +4,8 @@ A file may be short: `preset`, `profile` and `scale` choose a starting point, ev
 a run is always the long, fully resolved form, which needs none of the three and loads to the same experiment.
 """
 
+import copy
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -44,6 +46,12 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _preset(name: str) -> dict[str, Any]:
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}.{nearest(name, PRESETS)}")
+    return copy.deepcopy(_read_preset(name))
+
+
+@functools.cache
+def _read_preset(name: str) -> dict[str, Any]:
+    """Once: a search resolves thousands of experiments, and reading YAML was a third of proposing one."""
     text = resources.files("cure_ray.presets").joinpath(f"{name}.yaml").read_text()
     return cast(dict[str, Any], yaml.safe_load(text))
 

@@ -46,7 +46,8 @@ class Store:
         found = store._identity()
         if found is None:
             store.files.prepare()
-            if store.files.names("", ""):
+            foreign = [name for name in store.files.names("", "") if not name.startswith((".store.json.", ".writable", "..writable."))]
+            if foreign:  # beyond what a call leaves that was killed before it began
                 raise UserError(f"{root} is not empty and holds no results of cure_ray; choose another directory")
             store.files.write_json("store.json", identity)
             return store

@@ -7,7 +7,7 @@ cuts it off. Optuna's own file would glue its next line to it, and nobody could 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,33 @@ class JournalReader(BaseJournalBackend):
 class JournalWriter(JournalReader):
     """A journal that several calls write, one at a time."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.together_depth, self.unsynced = 0, False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Lines that are one decision: on the disk for good when the block ends, which is one wait for it instead of one a line.
+
+        Everybody sees them at once, as always. Whoever loses power within the block loses some of them, as if he had been killed there.
+        """
+        self.together_depth += 1
+        try:
+            yield
+        finally:
+            self.together_depth -= 1
+            if self.unsynced and not self.together_depth:
+                self.unsynced = False
+                descriptor = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
     def append_logs(self, logs: list[Record]) -> None:
         text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        # A writer killed between taking the lock and making the file would leave a lock of which Optuna cannot tell the age: for ever.
+        os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666))
         lock = JournalFileSymlinkLock(str(self.path))  # the one Optuna's own writers take
         lock.acquire()
         try:
@@ -79,7 +104,10 @@ class JournalWriter(JournalReader):
                 _cut_torn_line(descriptor)
                 while text:  # a full disk takes a part and refuses the rest: half a line, which the next writer cuts off
                     text = text[os.write(descriptor, text) :]
-                os.fsync(descriptor)
+                self.unsynced = True
+                if not self.together_depth:
+                    os.fsync(descriptor)
+                    self.unsynced = False
             finally:
                 os.close(descriptor)
         finally:

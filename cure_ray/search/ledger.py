@@ -23,7 +23,7 @@ from cure_ray.search.layout import seed_run, trial_home
 from cure_ray.search.records import Row, at_most, bound_name, mean_judged, rungs_passed
 from cure_ray.search.sampling import make_sampler
 from cure_ray.search.space import Sweep, base_data, experiment_at, grid_points
-from cure_ray.search.study import counted, enqueue, locked, open_study, orphans, suggest
+from cure_ray.search.study import counted, deciding, enqueue, open_study, orphans, suggest
 from cure_ray.search.trials import BOUND, FAILED, OWNER, PASSED, POINT, TERM, VALUES, keeps_rungs, reached_at, rung_name, standing_at
 
 Say = Callable[[str], None]
@@ -72,7 +72,7 @@ class Ledger:
         self.deadline = time.monotonic() + sweep.hours * 3600 if sweep.hours else math.inf
         self.exhausted = False
         fixed = [*sweep.start_with, *(grid_points(sweep, self.base) if sweep.search == "grid" else ())]
-        with locked(self.directory):
+        with deciding(self.directory, self.study):
             enqueue(self.study, sweep, list(itertools.islice(fixed, sweep.trials)))
 
     # ------------------------------------------------------------ what comes next
@@ -81,7 +81,7 @@ class Ledger:
         """What a dead call left, else something new, else None: nothing for now."""
         if not self._left() and not self._may_propose():
             return None  # without the lock: while there is nothing to do, nobody has to wait for us should we be stopped
-        with locked(self.directory):
+        with deciding(self.directory, self.study):
             left = self._left()
             for trial in left:  # all of them before any is judged: they are each other's competitors
                 self._report_known(trial)
@@ -95,7 +95,7 @@ class Ledger:
     def over(self) -> bool:
         """Whether there is nothing to wait for: no trial of ours, and none whose call seems gone, so that it is about to be free."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return not self.live and all(self.calls.state(t.user_attrs.get(OWNER, -1)) == "alive" for t in running)
+        return not self.live and all(self.calls.state(owner) == "alive" for owner in {t.user_attrs.get(OWNER, -1) for t in running})
 
     def _left(self) -> list[FrozenTrial]:
         return [t for t in orphans(self.study, self.calls) if t.number not in self.live]  # we may have been suspended ourselves
@@ -135,8 +135,9 @@ class Ledger:
         return Proposal(number, point, experiment, rung_epochs(experiment, self.sweep), term)
 
     def _twin(self, proposal: Proposal) -> FrozenTrial | None:
+        identity = proposal.experiment.config_hash
         trials = (t for t in self.study.get_trials(deepcopy=False) if t.number != proposal.number and "duplicate_of" not in t.user_attrs)
-        return next((t for t in trials if t.user_attrs.get("identity") == proposal.experiment.config_hash), None)
+        return next((t for t in trials if t.user_attrs.get("identity") == identity), None)
 
     def _repeat(self, asked: optuna.Trial, twin: FrozenTrial) -> None:
         """Proposed again: give the sampler the known answer, and run nothing."""
@@ -206,7 +207,7 @@ class Ledger:
 
     def judged(self, number: int, rung: int, mean: Mapping[str, float]) -> bool:
         """Note the objective at a rung; whether the trial goes on. A rung that is reported again after a crash changes nothing."""
-        with locked(self.directory):
+        with deciding(self.directory, self.study):
             proposal = self.live.get(number)
             if proposal is None or self._lost(number):
                 return False
@@ -218,7 +219,7 @@ class Ledger:
     def _decide(self, proposal: Proposal, rung: int, mean: Mapping[str, float]) -> bool:
         """Whether it goes on after this rung (hold the lock). Decided once: competitors that come later do not change it."""
         number, last = proposal.number, rung == len(proposal.rungs) - 1
-        handle, frozen = self._handle(number), self.study.trials[number]
+        handle, frozen = self._handle(number), self._frozen(number)
         if rung <= frozen.user_attrs.get(PASSED, -1):
             return True
         handle.set_user_attr(VALUES, dict(mean))
@@ -247,17 +248,17 @@ class Ledger:
         return False
 
     def _constrain(self, handle: optuna.Trial, reached: Mapping[str, float]) -> None:
-        known = self.study.trials[handle.number].constraints  # of a call that died before it told the study
+        known = self._frozen(handle.number).constraints  # of a call that died before it told the study
         for name, miss in shortfalls(reached, self.sweep.at_least).items():
             if name not in known:
                 handle.set_constraint(name, miss)
 
     def _note_passed(self, number: int, rung: int) -> None:
-        if rung > self.study.trials[number].user_attrs.get(PASSED, -1):
+        if rung > self._frozen(number).user_attrs.get(PASSED, -1):
             self._handle(number).set_user_attr(PASSED, rung)
 
     def failed(self, number: int, reason: str) -> None:
-        with locked(self.directory):
+        with deciding(self.directory, self.study):
             if number not in self.live or self._lost(number):
                 return
             del self.live[number]
@@ -270,7 +271,7 @@ class Ledger:
             self.say(f"trial {number}: left to another call, which took it over")
 
     def _lost(self, number: int) -> bool:
-        trial = self.study.trials[number]
+        trial = self._frozen(number)
         if trial.user_attrs.get(OWNER) == self.me and not trial.state.is_finished():
             return False
         self.left(number)
@@ -293,4 +294,8 @@ class Ledger:
         self.say(f"trial {proposal.number}: {shown}{note}  ({describe(proposal.point)}; {time.monotonic() - proposal.since:.0f} s)")
 
     def _handle(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self.study, self.study.trials[number]._trial_id)
+        return optuna.Trial(self.study, self._frozen(number)._trial_id)
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        """As it is now. `study.trials` would copy all of them, which is most of what a call does in a sweep of hundreds."""
+        return self.study.get_trials(deepcopy=False)[number]

@@ -96,7 +96,9 @@ def outlook(ledger: Ledger) -> str:
     """A sweep at work in one line."""
     study, sweep = ledger.study, ledger.sweep
     trials = [t for t in study.get_trials(deepcopy=False) if "duplicate_of" not in t.user_attrs]
-    running = [t for t in trials if t.state == TrialState.RUNNING and ledger.calls.state(t.user_attrs.get(OWNER, -1)) == "alive"]
+    running = [t for t in trials if t.state == TrialState.RUNNING]
+    alive = {owner for owner in {t.user_attrs.get(OWNER, -1) for t in running} if ledger.calls.state(owner) == "alive"}
+    running = [t for t in running if t.user_attrs.get(OWNER, -1) in alive]
     here = sorted(ledger.live)
     parts = [f"{len(here)} trial{'s' if len(here) != 1 else ''} running{_where(ledger.directory, here)}"]
     if len(running) > len(here):

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +90,14 @@ def locked(directory: Path, patience: float = 10.0) -> Iterator[None]:
         file.truncate(0)
         file.write(me)
         file.flush()
+        yield
+
+
+@contextmanager
+def deciding(directory: Path, study: optuna.Study) -> Iterator[None]:
+    """Alone with the study, for one decision: its lines wait for the disk once, before anybody else may decide."""
+    journal = getattr(study._storage, "_backend", None)
+    with locked(directory), journal.together() if isinstance(journal, JournalWriter) else nullcontext():
         yield
 
 
@@ -194,7 +202,8 @@ def enqueue(study: optuna.Study, sweep: Sweep, points: Sequence[Mapping[str, Any
 def orphans(study: optuna.Study, calls: Calls) -> list[FrozenTrial]:
     """Running trials whose call is dead (hold the lock while taking them over)."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return [t for t in running if calls.state(t.user_attrs.get(OWNER, -1)) == "dead"]
+    dead = {owner for owner in {t.user_attrs.get(OWNER, -1) for t in running} if calls.state(owner) == "dead"}
+    return [t for t in running if t.user_attrs.get(OWNER, -1) in dead]
 
 
 def counted(study: optuna.Study) -> int:

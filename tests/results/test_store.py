@@ -73,6 +73,13 @@ def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> 
         Store.open(tmp_path)
 
 
+def test_what_a_call_leaves_that_was_killed_before_it_began_is_no_obstacle(tmp_path: Path) -> None:
+    for name in (".store.json.0a1b2c3d.partial", "..writable.0a1b2c3d.partial", ".writable"):
+        (tmp_path / name).write_text("half")
+    fill(create(str(tmp_path)), JOB, [LINF], list(range(3)))
+    assert fsck(Store.open(tmp_path)) == []
+
+
 def test_fsck_names_missing_torn_duplicated_and_foreign(tmp_path: Path) -> None:
     store = create(str(tmp_path / "s"))
     fill(store, JOB, [LINF], list(range(8)), size=2)
