@@ -23,14 +23,15 @@ class Pace:
         self.left: Counter[Kind] = Counter()
         self.spent: dict[Kind, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for shard in shards:
-            self.left[self._kind(shard)] += len(shard.indices)
+            self.left[self.kind(shard)] += len(shard.indices)
 
     @staticmethod
-    def _kind(shard: Shard) -> Kind:
+    def kind(shard: Shard) -> Kind:
+        """Shards of which one tells what another costs."""
         return shard.job.run_id, "+".join(map(str, shard.threats))
 
     def learn(self, shard: Shard, seconds: float) -> None:
-        self.heard, kind = time.monotonic(), self._kind(shard)
+        self.heard, kind = time.monotonic(), self.kind(shard)
         self.left[kind] -= len(shard.indices)
         known = self.spent[kind]
         known[0] += seconds
@@ -44,7 +45,7 @@ class Pace:
 
     def price(self, shard: Shard) -> float | None:
         """Seconds a shard will take; None where none of its kind is known."""
-        each = self._each(self._kind(shard))
+        each = self._each(self.kind(shard))
         return None if each is None else each * len(shard.indices)
 
     def seconds_left(self) -> float | None:
@@ -66,7 +67,7 @@ class Pace:
         """The order that learns soonest what everything costs."""
         first, rest, seen = list[Shard](), list[Shard](), set[Kind]()
         for shard in shards:
-            kind = self._kind(shard)
+            kind = self.kind(shard)
             (rest if kind in seen else first).append(shard)
             seen.add(kind)
         return [*first, *rest]

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from cure_ray.certification.balls import Certifier
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.job import Shard
-from cure_ray.certification.pace import Pace, Watcher
+from cure_ray.certification.pace import Kind, Pace, Watcher
 from cure_ray.certification.shard import certify_shard
 from cure_ray.certification.verdict import Verdict
 from cure_ray.cluster.session import Need, require, session
+from cure_ray.cluster.staff import Staff, node_lost
 from cure_ray.data.samples import Samples
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.results.store import Store
@@ -107,20 +108,30 @@ class Worker:
         return Done(rows, witnesses, dict(self.decided), time.perf_counter() - began)
 
 
-@dataclass
 class _Queue:
     """Shards waiting, dearest first as far as finished ones tell: the last shard to end should be a cheap one."""
 
-    waiting: list[Shard]
-    pace: Pace
+    def __init__(self, shards: Sequence[Shard], pace: Pace) -> None:
+        self.pace, self.kinds = pace, defaultdict[Kind, list[Shard]](list)
+        for shard in shards:
+            self.kinds[pace.kind(shard)].append(shard)
+        for waiting in self.kinds.values():  # taken from the end: large ones first, else in their order
+            waiting.reverse()
+            waiting.sort(key=lambda shard: len(shard.indices))
 
-    def _price(self, shard: Shard) -> float:
-        price = self.pace.price(shard)
+    def __bool__(self) -> bool:
+        return any(self.kinds.values())
+
+    def _price(self, kind: Kind) -> float:
+        price = self.pace.price(self.kinds[kind][-1])
         return float("inf") if price is None else price  # unknown kinds first, to learn their price
 
     def take(self) -> Shard:
-        dearest = max(range(len(self.waiting)), key=lambda i: (self._price(self.waiting[i]), -i))
-        return self.waiting.pop(dearest)
+        """A look at each kind, not at each shard: there may be many thousands."""
+        return self.kinds[max((kind for kind, waiting in self.kinds.items() if waiting), key=self._price)].pop()
+
+    def put_back(self, shard: Shard) -> None:
+        self.kinds[self.pace.kind(shard)].append(shard)
 
 
 def certify_shards(
@@ -130,10 +141,11 @@ def certify_shards(
     progress: Watcher = Watcher(),  # noqa: B008 - it keeps nothing
     stop: Callable[[], None] = lambda: None,
     ready: Callable[[], None] = lambda: None,
+    hire: Callable[[], Any] | None = None,
 ) -> None:
     """Certify all shards on these workers and write each as soon as it is finished.
 
-    `stop` may raise between shards; `ready` is called when all workers stand.
+    `stop` may raise between shards; `ready` is called when all workers stand; `hire` starts another actor than `Worker`.
     """
     every = [shard for _, shards in work for shard in shards]
     if not every:
@@ -147,48 +159,61 @@ def certify_shards(
             "--workers, --threads or --gpus-per-worker (a fraction is allowed)" if crew.gpus else "--workers or --threads",
         )
         subjects = {shards[0].job.run_id: [ray.put(subject)] for subject, shards in work if shards}
-        actor = ray.remote(Worker).options(num_cpus=need.cpus, num_gpus=need.gpus, max_restarts=0)
-        idle: list[Any] = [actor.remote(crew.device, crew.threads) for _ in range(need.workers)]
+        staff = Staff(hire or (lambda: _worker(need, crew)), need.workers)
         flying: dict[Any, tuple[Any, Shard]] = {}
         deaths: dict[str, int] = defaultdict(int)
         try:
-            ray.wait([worker.ready.remote() for worker in idle], num_returns=len(idle), timeout=START_SECONDS)
+            staff.assemble(START_SECONDS)
             ready()
             progress.begin(queue.pace)
-            while queue.waiting or flying:
+            while queue or flying:
                 stop()
-                while idle and queue.waiting:
-                    shard, worker = queue.take(), idle.pop()
+                while staff.idle and queue:
+                    shard, worker = queue.take(), staff.idle.pop()
                     flying[worker.work.remote(shard, subjects[shard.job.run_id])] = (worker, shard)
                 finished = []
-                landed, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
-                for ref in landed:
+                for ref in _landed([*flying, *staff.starting]):
+                    if ref in staff.starting:
+                        staff.stands(ref)
+                        continue
                     worker, shard = flying.pop(ref)
                     try:
                         done: Done = ray.get(ref)
                     except ray.exceptions.RayTaskError as error:
                         raise _ours(error) from None
                     except ray.exceptions.RayError as error:  # the worker, or the node that still held its result, is gone
-                        deaths[shard.name] += 1
+                        deaths[shard.name] += not node_lost(error)
                         if deaths[shard.name] >= MAX_DEATHS:
                             raise RuntimeError(_hopeless(shard, error)) from None
-                        queue.waiting.append(shard)
-                        idle.append(actor.remote(crew.device, crew.threads))
+                        queue.put_back(shard)
+                        staff.add()
                         continue
                     finished.append((shard, done))
                     queue.pace.learn(shard, done.seconds)
-                    if queue.waiting:  # give the worker its next shard before writing this one
+                    if queue:  # give the worker its next shard before writing this one
                         following = queue.take()
                         flying[worker.work.remote(following, subjects[following.job.run_id])] = (worker, following)
                     else:
-                        idle.append(worker)
+                        staff.idle.append(worker)
                 for shard, done in finished:
                     _keep(store, shard, done)
                     for stage, decided in done.decided.items():
                         progress(stage, decided)
         finally:
-            for worker in [*idle, *(w for w, _ in flying.values())]:
+            staff.dismiss()
+            for worker, _ in flying.values():
                 ray.kill(worker)
+
+
+def _worker(need: Need, crew: Crew) -> Any:
+    return ray.remote(Worker).options(num_cpus=need.cpus, num_gpus=need.gpus, max_restarts=0).remote(crew.device, crew.threads)
+
+
+def _landed(refs: list[Any]) -> list[Any]:
+    """All that have an answer, once there is one; none if there is none for a second."""
+    if not ray.wait(refs, num_returns=1, timeout=1.0)[0]:
+        return []
+    return list(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
 
 def _keep(store: Store, shard: Shard, done: Done) -> None:
