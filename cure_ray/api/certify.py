@@ -23,7 +23,7 @@ from cure_ray.results.frames import Loaded, run_info
 from cure_ray.results.store import Store
 from cure_ray.results.study import build_study
 from cure_ray.results.summary import summary
-from cure_ray.threats import Ball, Box, Threat
+from cure_ray.threats import Ball, Balls, Box, Threat
 
 if TYPE_CHECKING:
     from cure_ray.api.subject import Images, Labels, Network
@@ -97,7 +97,7 @@ def certify(
     network: "Network | Iterable[Network]",
     images: "Images | None" = None,
     labels: "Labels | None" = None,
-    threats: str | Sequence[Threat] | None = None,
+    threats: str | Threat | Sequence[Threat] | None = None,
     *,
     samples: int | Sequence[int] | None = None,
     out: str | Path | None = None,
@@ -109,6 +109,7 @@ def certify(
     Pareto front with `front=True`) or its best trial; several make one table. `images` (N, C, H, W) in [0, 1] and `labels` are tensors or
     arrays, or `images` an .npz file with both; a run brings its own (`samples` of its `split`). `threats` is a text like
     `linf=8/255,l2=0.5,R(10),patch=2x2` or a list of Ball, Transformation and Patch; a run brings its own.
+    `Ball("l2", radii)` gives every image a radius of its own.
 
     `nodes` (or `seconds`) is branch and bound's budget per image and threat, by default 100 sub-problems, 0 for none; `stages` chooses the
     cascade; `engine="auto_lirpa"` reads graphs that are not sequential. Without `out` everything stays in memory; with it the results are
@@ -139,7 +140,7 @@ def build(
     network: "Network | Iterable[Network]",
     images: "Images | None",
     labels: "Labels | None",
-    threats: str | Sequence[Threat] | None,
+    threats: str | Threat | Sequence[Threat] | None,
     samples: int | Sequence[int] | None,
     out: str | Path | None,
     **options: Unpack[Options],
@@ -192,7 +193,8 @@ def _load(store: Store, tasks: Sequence[Task]) -> Loaded:
         parts.append(rows[mine & rows["threat"].isin([str(t) for t in task.threats])])
         infos[digest] = run_info(store.about(digest), digest, {})
     verdicts = pd.concat(parts, ignore_index=True)
-    balls = tuple((t.norm, t.eps) for t in tasks[0].threats if isinstance(t, Ball))
+    radii = verdicts.groupby("threat", observed=True)["eps"].max()
+    balls = tuple((t.norm, float(radii[str(t)])) for t in tasks[0].threats if isinstance(t, Ball | Balls))
     images = tasks[0].subject.samples.images.double().numpy()
     source = None if in_memory(store) else Path(store.root)
     return Loaded(build_study(verdicts, infos, balls or None, source), (store,), verdicts, images)

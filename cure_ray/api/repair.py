@@ -17,6 +17,7 @@ from cure_ray.errors import UserError
 from cure_ray.results.fsck import Finding
 from cure_ray.results.store import Store
 from cure_ray.threats import Ball, Threat, Transformation
+from cure_ray.threats.balls import EACH
 from cure_ray.threats.norms import NORMS
 from cure_ray.threats.text import read_threats
 
@@ -91,6 +92,9 @@ def _foreign(goal: Mapping[str, Any]) -> UserError:
 
 def _threats(store: Store, goal: Mapping[str, Any], subject: Subject) -> list[Threat]:
     """With exact radii, from rows that are still there or from the experiment; the text of a ball is rounded."""
+    several = [text for text in goal["threats"] if EACH in text]
+    if several:
+        raise UserError(f"{several[0]}: radii of single images are known to who gave them: run the same certification again instead")
     rows = store.read(["threat", "norm", "eps"]).to_pydict()
     known: dict[str, Threat] = {t: Ball(n, e) for t, n, e in zip(rows["threat"], rows["norm"], rows["eps"], strict=True) if n in NORMS}
     known = {**{str(ball): ball for ball in subject.threats}, **known}

@@ -13,7 +13,7 @@ from cure_ray.config.stages import DEFAULT_STAGES, GUARD_SECONDS, NODES
 from cure_ray.data.images import select_samples
 from cure_ray.errors import UserError
 from cure_ray.interchange.foreign import check_samples
-from cure_ray.threats import Threat
+from cure_ray.threats import Balls, Threat
 from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.numbers import read_number
 from cure_ray.threats.text import check_distinct, read_threats
@@ -108,12 +108,24 @@ class Execution:
             raise UserError(f"at most {MOST_THREADS} threads, got {self.threads}; more than the cores of a machine are of no use")
 
 
+def check_given(threats: Threat | Sequence[Threat], images: int) -> list[Threat]:
+    """The threats of a list, or one alone; each for this many images."""
+    chosen = [*threats] if isinstance(threats, Sequence) else [threats]
+    for threat in chosen:
+        if not isinstance(threat, Threat):
+            raise UserError(f"threats are a text like linf=0.1,l2=0.5 or a list of Ball, Transformation and Patch, not {threat!r}")
+        if isinstance(threat, Balls) and len(threat.radii) != images:
+            raise UserError(f"{len(threat.radii)} radii of {threat.norm} for {images} images: give one for each of them, in their order")
+    check_distinct(chosen)
+    return chosen
+
+
 @dataclass(frozen=True)
 class CertificationRequest:
     """One certification: of every subject under every threat, on the chosen images."""
 
     subjects: tuple[Subject, ...]
-    threats: str | Sequence[Threat] | None = None  # None: the experiment's
+    threats: str | Threat | Sequence[Threat] | None = None  # None: the experiment's
     samples: int | Sequence[int] | None = None  # how many, or which; None: the experiment's number, or all of one's own images
     cascade: Cascade = field(default_factory=Cascade)
     execution: Execution = field(default_factory=Execution)
@@ -131,8 +143,7 @@ class CertificationRequest:
     def threats_of(self, subject: Subject) -> list[Threat]:
         """What was asked for: here, else in the experiment, else all its norms."""
         if self.threats is not None and not isinstance(self.threats, str):
-            chosen: list[Threat] = [*self.threats]
-            check_distinct(chosen)
+            chosen = check_given(self.threats, len(subject.samples))
         else:
             text = self.threats or ";".join(subject.defaults.threats if subject.defaults else ())
             radii = {threat.norm: threat.eps for threat in subject.threats}

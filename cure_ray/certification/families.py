@@ -1,6 +1,6 @@
 """Threats of every family: each sent to the procedure that proves it, by the stages that can decide it."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -14,13 +14,13 @@ from cure_ray.certification.patches import PatchSettings, certify_patch
 from cure_ray.certification.transformations import GeometricSettings, certify_geometric, check_budget
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
-from cure_ray.threats import Ball, Patch, Threat, Transformation
+from cure_ray.threats import Ball, Balls, Patch, Threat, Transformation
 from cure_ray.threats.box import EVERYWHERE, UNIT
 
 
 def enabled_stages(threat: Threat, settings: CascadeSettings) -> tuple[str, ...]:
     """What can decide a row of this threat. Leaves of transformations may be tightened by CROWN-IBP; patches are IBP alone."""
-    if isinstance(threat, Ball):
+    if isinstance(threat, Ball | Balls):
         return settings.stages
     return tuple(stage for stage in settings.stages if stage in _usable(threat, settings))
 
@@ -33,7 +33,9 @@ def _usable(threat: Transformation | Patch, settings: CascadeSettings) -> tuple[
 def check_feasible(threats: Sequence[Threat], settings: CascadeSettings, union_only: bool, images: int, yes: bool) -> None:
     """Before anything starts: refuse what would not do what was asked, and grids nobody meant, unless confirmed."""
     for threat in threats:
-        if isinstance(threat, Ball):
+        if isinstance(threat, Balls) and union_only:
+            raise UserError(f"--union-only needs one radius for all images, and {threat.norm} has {len(threat.radii)}")
+        if isinstance(threat, Ball | Balls):
             continue
         if settings.box not in (UNIT, EVERYWHERE):
             raise UserError(f"{threat} is defined for images in [0, 1] only: certify it without the domain {settings.box.words()}")
@@ -50,6 +52,8 @@ def certify_any(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Threa
     """The cascade for balls; bisection or windows for the other families."""
     if isinstance(threat, Ball):
         return certifier.certify(x_BCHW, y_B, threat, indices)
+    if isinstance(threat, Balls):
+        return _certify_each(certifier, x_BCHW, y_B, threat, indices)
     outcomes, size = [Outcome(int(label)) for label in y_B], certifier.settings.batch
 
     def work(members: Sequence[int]) -> None:
@@ -64,6 +68,17 @@ def certify_any(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Threa
     for stage, decided in Counter(o.stage if o.status != Status.UNKNOWN else "open" for o in outcomes).items():
         certifier.progress(stage, decided)
     return outcomes
+
+
+def _certify_each(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, balls: Balls, indices: Sequence[int]) -> list[Outcome]:
+    """Images with the same radius share batches, as under a ball for all of them."""
+    alike = defaultdict[Ball, list[int]](list)
+    for place, index in enumerate(indices):
+        alike[balls.at(index)].append(place)
+    found = dict[int, Outcome]()
+    for ball, places in alike.items():
+        found |= zip(places, certifier.certify(x_BCHW[places], y_B[places], ball, [indices[p] for p in places]), strict=True)
+    return [found[place] for place in range(len(indices))]
 
 
 def certify_perturbed(c: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Transformation | Patch, indices: Sequence[int]) -> list[Outcome]:

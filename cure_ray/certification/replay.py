@@ -18,7 +18,7 @@ from cure_ray.certification.outcome import Outcome, check_clean
 from cure_ray.certification.verdict import Status, Verdict
 from cure_ray.data.samples import Samples
 from cure_ray.errors import SoundnessError
-from cure_ray.threats import Ball, Patch, Threat
+from cure_ray.threats import Ball, Balls, Patch, Threat
 from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import distance
 from cure_ray.threats.transformations import Transformation
@@ -96,6 +96,7 @@ class Questioner:
 
 def outside(threat: Threat, image: Tensor, witness: Tensor, box: Box, message: str | None) -> str | None:
     """Why a stored image does not belong to the threat around `image` [C, H, W]; None: it does."""
+    assert not isinstance(threat, Balls), "a row is about one ball"
     x, w = image.double(), witness.double()
     box = box if isinstance(threat, Ball) else UNIT
     if not bool(((w >= box.low) & (w <= box.high)).all()):

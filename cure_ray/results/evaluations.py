@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cure_ray.certification.verdict import CLEAN, SKIPPED, Status
 from cure_ray.config.stages import CASCADE
 from cure_ray.errors import UserError
+from cure_ray.threats.balls import EACH
 from cure_ray.threats.norms import NORMS
 
 STATUSES = tuple(map(str, Status))
@@ -187,6 +188,7 @@ def evaluations(verdicts: pd.DataFrame) -> list[Evaluation]:
         raise UserError(f"the verdicts lack the columns {', '.join(missing)}: not a cure-ray store, or a damaged one")
     if verdicts.empty:
         raise UserError("the store has no verdicts yet. Certify a run first: cure-ray certify RUN")
+    verdicts = _one_column_each(verdicts)
     status = _codes(verdicts["status"], STATUSES, "status")
     if (status < 0).any():
         raise UserError("some verdicts have no status: the store is damaged. Certify again into a fresh directory.")
@@ -204,6 +206,15 @@ def evaluations(verdicts: pd.DataFrame) -> list[Evaluation]:
     distinct = verdicts[threat_keys].iloc[np.unique(threat_code, return_index=True)[1]]
     named = [ThreatColumn(str(f), str(t), "" if pd.isna(n) else str(n), float(e)) for f, t, n, e in distinct.itertuples(index=False)]
     return [replace(_block(rows, columns, floats, status, stage, threat_code, named), stages=stages) for rows in np.split(order, cuts)]
+
+
+def _one_column_each(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Balls with a radius for each image are one column, which goes by the largest radius."""
+    each = verdicts["threat"].astype(str).str.contains(EACH, regex=False)
+    if not each.any():
+        return verdicts
+    largest = verdicts.groupby("threat", observed=True)["eps"].transform("max")
+    return verdicts.assign(eps=verdicts["eps"].where(~each, largest))
 
 
 def _block(
@@ -283,6 +294,8 @@ def main_threats(
         main = []
         for norm, eps in wanted:
             match = [t for t in present if t.norm == norm and np.isclose(t.eps, eps, rtol=1e-6, atol=0)]
+            if not match and not chosen:  # what each image was certified at is what there is to say of it
+                match = [t for t in present if t.norm == norm and EACH in t.name]
             if not match:
                 radii = ", ".join(t.name for t in present) or "none"
                 raise UserError(

@@ -22,7 +22,7 @@ from cure_ray.errors import UserError
 from cure_ray.results import shards
 from cure_ray.results.files import Files
 from cure_ray.results.schema import KEY, SCHEMA, outdated, to_table
-from cure_ray.threats import Threat
+from cure_ray.threats import Balls, Threat
 
 _STORE = {"schema_version": int, "dataset": str, "split": str, "data_digest": str, "many": bool}  # store.json
 _PLAN = {"run_id": str, "checkpoint_digest": str, "threats": dict}  # of plans/*.json, besides the keys of the job
@@ -104,8 +104,10 @@ class Store:
         for digest, threat, index, eps, grid, run_id in zip(*(rows.column(c).to_pylist() for c in _INDEX), strict=True):
             if digest != job.checkpoint_digest or threat not in wanted:
                 continue
-            if eps != wanted[threat].eps:
-                close = f"{threat} with radius {eps!r}, now {wanted[threat].eps!r}"
+            asked = wanted[threat]
+            now = asked.radii[index] if isinstance(asked, Balls) else asked.eps
+            if eps != now:
+                close = f"{threat} with radius {eps!r}, now {now!r}"
                 raise UserError(f"{self.root} holds {close}: too close to tell apart in a table. Choose another directory.")
             if grid != wanted[threat].grid:
                 cut = f"{threat} on a grid of {grid} cells, now {wanted[threat].grid}"

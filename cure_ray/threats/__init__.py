@@ -3,11 +3,11 @@
 Torch-free but for `geometry` and `warps`.
 """
 
-from cure_ray.threats.balls import Ball
+from cure_ray.threats.balls import Ball, Balls
 from cure_ray.threats.box import Box
 from cure_ray.threats.patches import Patch
 from cure_ray.threats.transformations import Transformation
 
-Threat = Ball | Transformation | Patch
+Threat = Ball | Balls | Transformation | Patch
 
-__all__ = ["Ball", "Box", "Patch", "Threat", "Transformation"]
+__all__ = ["Ball", "Balls", "Box", "Patch", "Threat", "Transformation"]

@@ -10,7 +10,7 @@ from fractions import Fraction
 from cure_ray.catalogue.published import STANDARD
 from cure_ray.errors import UserError
 from cure_ray.threats import Threat
-from cure_ray.threats.balls import Ball
+from cure_ray.threats.balls import Ball, Balls
 from cure_ray.threats.norms import NORMS, Norm, check_ball
 from cure_ray.threats.numbers import read_number
 from cure_ray.threats.patches import Patch, check_size
@@ -106,7 +106,7 @@ def read_threats(
 
 def check_distinct(threats: Sequence[Threat]) -> None:
     """A table has one column per norm, and none twice."""
-    names = [t.norm if isinstance(t, Ball) else str(t) for t in threats]
+    names = [t.norm if isinstance(t, Ball | Balls) else str(t) for t in threats]
     if len(set(names)) != len(names):
         raise UserError(f"one radius per norm and no threat twice, got {', '.join(map(str, threats))}")
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from cure_ray.results.frames import Loaded
 from cure_ray.results.study import Study
+from cure_ray.threats.balls import EACH
 from cure_ray.threats.box import Box
 
 Row = dict[str, Any]
@@ -17,7 +18,7 @@ def claim(study: Study, best: Row) -> str:
     first = study.entries[0]
     e, value = first.evaluation, f"{best[first.headline]:.1f}\u00a0%"
     if first.balls:
-        balls = listed([f"{pretty(t.norm)}\u00a0≤\u00a0{t.eps:g}" for t in e.threats])
+        balls = listed([f"{pretty(t.norm)}\u00a0≤\u00a0{'its own radius' if EACH in t.name else f'{t.eps:g}'}" for t in e.threats])
         return f"{best['method']} certifies {value} of {best['n']} {e.split} images of {e.dataset} against {balls} at once."
     images = f"{best['n_gcr']} {e.split} images of {e.dataset}"
     names = [t.name for t in e.threats]
