@@ -6,7 +6,23 @@ from typing import Annotated
 import typer
 
 from cure_ray import __version__
-from cure_ray.commands import certify, data, doctor, export, fsck, quickstart, radius, report, show, status, submit, sweep, train
+from cure_ray.commands import (
+    attack_text,
+    certify,
+    data,
+    doctor,
+    embed,
+    export,
+    fsck,
+    quickstart,
+    radius,
+    report,
+    show,
+    status,
+    submit,
+    sweep,
+    train,
+)
 from cure_ray.errors import SoundnessError, UserError, storage_full
 
 app = typer.Typer(
@@ -29,6 +45,8 @@ app.command("submit")(submit.submit)
 app.command("doctor")(doctor.doctor)
 app.command("data")(data.data)
 app.command("export")(export.export)
+app.command("embed")(embed.embed)
+app.command("attack-text")(attack_text.attack_text)
 app.command("report")(report.report)
 app.command("config")(show.config)
 

@@ -16,7 +16,7 @@ from cure_ray.errors import UserError
 from cure_ray.results.fsck import Finding
 from cure_ray.results.schema import from_table
 from cure_ray.results.store import Store
-from cure_ray.threats import Ball, Threat, Transformation
+from cure_ray.threats import Ball, Threat, Transformation, Words
 from cure_ray.threats.norms import NORMS
 from cure_ray.threats.text import read_threats
 
@@ -112,6 +112,8 @@ def _threat(row: Verdict, subject: Subject) -> Threat:
     """Exactly as the row has it."""
     if row.norm in NORMS:
         return Ball(row.norm, row.eps)
+    if row.family == Words.family:
+        return Words(row.threat)
     (threat,) = read_threats(row.threat, image=subject.input_shape)
     return threat.cut(row.grid) if isinstance(threat, Transformation) and row.grid else threat
 

@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 
 from cure_ray.errors import UserError
+from cure_ray.results.attacked import read_attacked
 from cure_ray.results.frames import Loaded, load
 from cure_ray.results.report.build import report_path, write_loaded
 from cure_ray.results.store import Store
 from cure_ray.results.study import Study
 from cure_ray.results.tables import accuracy_table, compact_table
+from cure_ray.results.words import attacked_table
 from cure_ray.threats import Threat
 
 
@@ -51,6 +53,13 @@ class Results:
     def accuracies(self) -> pd.DataFrame:
         """The same numbers with all digits, one row per network, and the ends of their intervals in columns of their own."""
         return accuracy_table(self.study)
+
+    def words(self, baseline: str | None = None) -> pd.DataFrame:
+        """Per method and attack on words: accuracy under attack, queries, words changed, and how often vectors stay in each ball.
+
+        Empty where no words were attacked. With a baseline: the difference to it in points, and its p-value.
+        """
+        return attacked_table(self.study, read_attacked(self.stores), baseline)
 
     @property
     def union(self) -> float:

@@ -26,6 +26,7 @@ from cure_ray.runs.record import RunResult
 from cure_ray.search.layout import SWEEP
 from cure_ray.search.ranking import best_runs
 from cure_ray.threats.balls import Ball
+from cure_ray.threats.box import UNIT
 from cure_ray.threats.norms import NORMS
 
 if TYPE_CHECKING:
@@ -133,7 +134,9 @@ def run_subject(path: str | Path, samples: Samples | None = None, split: str = "
     threats = tuple(Ball(norm, experiment.threats.eps(norm)) for norm in NORMS if experiment.threats.eps(norm) > 0)
     images = samples if samples is not None else _dataset(experiment.dataset, split, data_dir)
     about |= _file(samples)
-    defaults = experiment.certification
+    defaults, box = experiment.certification, experiment.dataset.box
+    if defaults.domain is None and box != UNIT:
+        defaults = defaults.model_copy(update={"domain": str(box)})
     return Subject(loaded.network, experiment.name, images, about, threats, defaults, samples is not None, experiment.grid)
 
 

@@ -18,6 +18,8 @@ from cure_ray.errors import UserError
 
 Array = NDArray[Any]
 Source = Literal["train", "test"]
+Ends = tuple[float, float]
+UNIT: Ends = (0.0, 1.0)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 EVERY = 5  # which images are held out for testing where nobody said: one in so many
 LAYOUT = "expected PATH/class/image.png, or PATH/train/class/image.png and PATH/test/class/image.png"
@@ -25,11 +27,12 @@ LAYOUT = "expected PATH/class/image.png, or PATH/train/class/image.png and PATH/
 
 @dataclass(frozen=True)
 class Content:
-    """What a file or a folder holds. Images [N, C, H, W] are uint8 of 255 levels, or float32 in [0, 1]."""
+    """What a file or a folder holds. Images [N, C, H, W] are uint8 of 255 levels, or float32 in the domain, which is [0, 1] for images."""
 
     digest: str
     train: tuple[Array, Array]
     test: tuple[Array, Array]
+    domain: Ends = UNIT
 
     @property
     def row(self) -> DatasetRow:
@@ -38,7 +41,7 @@ class Content:
         classes = 1 + max(int(labels.max()) for _, labels in (self.train, self.test))
         channels, height, width = images.shape[1:]
         plain = ((0.0,) * channels, (1.0,) * channels)
-        return DatasetRow((channels, height, width), classes, len(images), len(self.test[0]), *plain)
+        return DatasetRow((channels, height, width), classes, len(images), len(self.test[0]), *plain, domain=self.domain)
 
 
 def own_name(path: Path) -> str:
@@ -84,6 +87,15 @@ def read_npz(path: Path, where: str) -> dict[str, tuple[Array, Array]]:
             raise
         raise UserError(f"{where}: not an .npz file of plain arrays ({error})") from error
     return {part: checked_images(*pair, where) for part, pair in arrays.items()}
+
+
+def read_domain(path: Path, where: str) -> Ends:
+    """The array `domain` of an .npz file, two ends that may be infinite; [0, 1] where it has none, as images have."""
+    with np.load(path, allow_pickle=False) as file:
+        ends = np.asarray(file["domain"], dtype=float) if "domain" in file.files else np.array(UNIT)
+    if ends.shape != (2,) or not ends[0] < ends[1]:
+        raise UserError(f"{where}: the array domain must be two ends, the lower one first, like [-inf, inf]; it is {ends.tolist()}")
+    return float(ends[0]), float(ends[1])
 
 
 def _listing(folder: Path) -> list[Path]:
@@ -184,8 +196,11 @@ def _check(content: Content, where: str) -> None:
     if int(test_labels.max()) > int(labels.max()):
         raise UserError(f"{where}: the test images have class {int(test_labels.max())}, which no training image has")
     low, high = min(float(a.min()) for a in (images, test_images)), max(float(a.max()) for a in (images, test_images))
-    if images.dtype != np.uint8 and not (low >= 0 and high <= 1):
-        raise UserError(f"{where}: images must lie in [0, 1], these lie in [{low:g}, {high:g}]")
+    if images.dtype == np.uint8:
+        if content.domain != UNIT:
+            raise UserError(f"{where}: uint8 images lie in [0, 1] and need no domain; save numbers of another domain as float32")
+    elif not all(np.isfinite(a).all() for a in (images, test_images)) or low < content.domain[0] or high > content.domain[1]:
+        raise UserError(f"{where}: images must lie in [{content.domain[0]:g}, {content.domain[1]:g}], these lie in [{low:g}, {high:g}]")
 
 
 def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
@@ -197,12 +212,13 @@ def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, stamp: tuple[tuple[str, int, int], ...], where: str) -> Content:
     arrays = read_npz(path, where) if path.is_file() else _read_folder(path, where)
+    domain = read_domain(path, where) if path.is_file() else UNIT
     images, labels = arrays["train"]
     if "test" in arrays:
-        content = Content(_digest(path), arrays["train"], arrays["test"])
+        content = Content(_digest(path), arrays["train"], arrays["test"], domain)
     else:
         held = np.arange(len(labels)) % EVERY == 0
-        content = Content(_digest(path), (images[~held], labels[~held]), (images[held], labels[held]))
+        content = Content(_digest(path), (images[~held], labels[~held]), (images[held], labels[held]), domain)
     _check(content, where)
     return content
 

@@ -14,7 +14,7 @@ from cure_ray.certification.patches import PatchSettings, certify_patch
 from cure_ray.certification.transformations import GeometricSettings, certify_geometric, check_budget
 from cure_ray.certification.verdict import Status
 from cure_ray.errors import UserError
-from cure_ray.threats import Ball, Balls, Patch, Threat, Transformation
+from cure_ray.threats import Ball, Balls, Patch, Threat, Transformation, Words
 from cure_ray.threats.box import EVERYWHERE, UNIT
 
 
@@ -25,7 +25,9 @@ def enabled_stages(threat: Threat, settings: CascadeSettings) -> tuple[str, ...]
     return tuple(stage for stage in settings.stages if stage in _usable(threat, settings))
 
 
-def _usable(threat: Transformation | Patch, settings: CascadeSettings) -> tuple[str, ...]:
+def _usable(threat: Transformation | Patch | Words, settings: CascadeSettings) -> tuple[str, ...]:
+    if isinstance(threat, Words):
+        return ("attack",)
     linear = isinstance(threat, Transformation) and not settings.separate_logits  # linear bounds are of differences of logits
     return ("ibp", "crown-ibp", "attack") if linear else ("ibp", "attack")
 
@@ -37,6 +39,8 @@ def check_feasible(threats: Sequence[Threat], settings: CascadeSettings, union_o
             raise UserError(f"--union-only needs one radius for all images, and {threat.norm} has {len(threat.radii)}")
         if isinstance(threat, Ball | Balls):
             continue
+        if isinstance(threat, Words):
+            raise _not_proven(threat)
         if settings.box not in (UNIT, EVERYWHERE):
             raise UserError(f"{threat} is defined for images in [0, 1] only: certify it without the domain {settings.box.words()}")
         if union_only:
@@ -48,12 +52,18 @@ def check_feasible(threats: Sequence[Threat], settings: CascadeSettings, union_o
             check_budget(threat, images, GeometricSettings(yes=yes))
 
 
+def _not_proven(threat: Words) -> UserError:
+    return UserError(f"{threat} exchanges words, and nothing is proven about words: `cure-ray attack-text` attacks them")
+
+
 def certify_any(certifier: Certifier, x_BCHW: Tensor, y_B: Tensor, threat: Threat, indices: Sequence[int]) -> list[Outcome]:
     """The cascade for balls; bisection or windows for the other families."""
     if isinstance(threat, Ball):
         return certifier.certify(x_BCHW, y_B, threat, indices)
     if isinstance(threat, Balls):
         return _certify_each(certifier, x_BCHW, y_B, threat, indices)
+    if isinstance(threat, Words):
+        raise _not_proven(threat)
     outcomes, size = [Outcome(int(label)) for label in y_B], certifier.settings.batch
 
     def work(members: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from cure_ray.certification.outcome import Outcome, check_clean
 from cure_ray.certification.verdict import Status, Verdict
 from cure_ray.data.samples import Samples
 from cure_ray.errors import SoundnessError
-from cure_ray.threats import Ball, Balls, Patch, Threat
+from cure_ray.threats import Ball, Balls, Patch, Threat, Words
 from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import distance
 from cure_ray.threats.transformations import Transformation
@@ -70,7 +70,11 @@ class Questioner:
             return Answer("contradicted", f"its witness is no image of the threat: {why}")
         with torch.no_grad():
             value = float(margin(self.replay(witness[None].double()), torch.tensor([row.label])))
-        return Answer("confirmed") if value <= 0 else Answer("contradicted", f"its witness is classified correctly, by {value:.3g}")
+        if value > 0:
+            return Answer("contradicted", f"its witness is classified correctly, by {value:.3g}")
+        if isinstance(threat, Words):
+            return Answer("open", "its vector is misclassified; that it is the sentence's only the encoder can tell")
+        return Answer("confirmed")
 
     def _stands(self, row: Verdict, threat: Threat, image: Tensor) -> Answer:
         """Attack with a fresh seed, and prove again by the stage that did."""
@@ -97,6 +101,8 @@ class Questioner:
 def outside(threat: Threat, image: Tensor, witness: Tensor, box: Box, message: str | None) -> str | None:
     """Why a stored image does not belong to the threat around `image` [C, H, W]; None: it does."""
     assert not isinstance(threat, Balls), "a row is about one ball"
+    if isinstance(threat, Words):
+        return None  # whether it is the vector of that sentence only the encoder can tell
     x, w = image.double(), witness.double()
     box = box if isinstance(threat, Ball) else UNIT
     if not bool(((w >= box.low) & (w <= box.high)).all()):

@@ -11,7 +11,7 @@ from cure_ray.certification.job import Job, Shard
 from cure_ray.certification.outcome import Outcome
 from cure_ray.certification.verdict import SCHEMA_VERSION, Status, Verdict
 from cure_ray.data.samples import Samples
-from cure_ray.threats import Ball, Balls, Threat
+from cure_ray.threats import Ball, Balls, Threat, Words
 from cure_ray.threats.box import UNIT
 
 SaveWitness = Callable[[Tensor], str]  # stores an image, returns its digest
@@ -65,7 +65,7 @@ def to_verdict(job: Job, threat: Threat, index: int, outcome: Outcome, save_witn
         stages=",".join(stages),
         budget_seconds=job.settings.seconds if "branch-and-bound" in stages else 0.0,
         budget_nodes=job.settings.nodes,
-        box=str(job.settings.box if isinstance(threat, Ball | Balls) else UNIT),
+        box=str(job.settings.box if isinstance(threat, Ball | Balls | Words) else UNIT),
         nodes=outcome.nodes,
         message=outcome.message,
         grid=threat.grid,

@@ -36,6 +36,7 @@ def report(
     """
     from cure_ray.api.results import load_results
     from cure_ray.results.tables import BASELINE_NOTE
+    from cure_ray.results.words import NOTE
 
     results = load_results(directory, threats=threat, checkpoints=checkpoint, runs=runs, by_name=names)
     table = results.table(baseline)
@@ -44,5 +45,8 @@ def report(
     print(table.to_string(index=False))
     if baseline is not None:
         print(BASELINE_NOTE)
+    words = results.words(baseline)
+    if not words.empty:
+        print(f"\n{NOTE}\n{words.to_string(index=False)}")
     path = results.report(out, images=images, runs=runs, data_dir=data_dir)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -76,7 +76,8 @@ class Certification(Model):
         "default", description="How hard to search for counterexamples: strong costs 10 to 20 times as much where none is found."
     )
     domain: str | None = Field(
-        None, description="Where inputs lie, which cuts off balls: LOW,HIGH, or none for no limits. Empty: 0,1, as images do."
+        None,
+        description="Where inputs lie, which cuts off balls: LOW,HIGH, or none for no limits. Empty: the data set's, which is 0,1 for images.",
     )
 
     @field_validator("domain")

@@ -11,7 +11,7 @@ from cure_ray.catalogue.published import PUBLISHED, DatasetRow, Shape
 from cure_ray.config._base import Model, Positive, Radius
 from cure_ray.config.factories import source_digest, split_factory
 from cure_ray.errors import nearest
-from cure_ray.threats.box import Box
+from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.norms import NORMS, Norm
 
 NETWORKS = ("cnn7", "conv-small", "mlp")
@@ -30,11 +30,13 @@ class OwnImages(Model):
     classes: int
     train: int
     test: int
+    domain: str | None = Field(None, exclude_if=_is_none)  # None: [0, 1], as images lie
 
     @property
     def row(self) -> DatasetRow:
-        channels = self.shape[0]
-        return DatasetRow(self.shape, self.classes, self.train, self.test, (0.0,) * channels, (1.0,) * channels)
+        channels, box = self.shape[0], UNIT if self.domain is None else Box.of(self.domain)
+        plain = (0.0,) * channels, (1.0,) * channels
+        return DatasetRow(self.shape, self.classes, self.train, self.test, *plain, domain=(box.low, box.high))
 
 
 class Dataset(Model):
@@ -43,7 +45,7 @@ class Dataset(Model):
     path: str | None = Field(
         None,
         exclude_if=_is_none,
-        description="Your own images instead of a published data set: an .npz file with the arrays images (N, C, H, W; uint8, or float32 in [0, 1]) and labels, and test_images and test_labels if it has them; or a folder with one folder of images per class, perhaps below train/ and test/. Without test images every fifth image (of a folder: of each class) is one. They are neither normalised nor augmented.",
+        description="Your own images instead of a published data set: an .npz file with the arrays images (N, C, H, W; uint8, or float32 in [0, 1]) and labels, test_images and test_labels if it has them, and for numbers that are no pixels domain, two ends such as -inf, inf; or a folder with one folder of images per class, perhaps below train/ and test/. Without test images every fifth image (of a folder: of each class) is one. They are neither normalised nor augmented.",
     )
     content: OwnImages | None = Field(
         None,
@@ -125,7 +127,11 @@ class Dataset(Model):
         if found.get("content") is None:
             content = read_own(path)
             row = content.row
-            found["content"] = OwnImages(digest=content.digest, shape=row.shape, classes=row.classes, train=row.train, test=row.test)
+            box = Box(*row.domain)
+            found["content"] = OwnImages(
+                digest=content.digest, shape=row.shape, classes=row.classes, train=row.train, test=row.test,
+                domain=None if box == UNIT else str(box),
+            )  # fmt: skip
         return found
 
     @field_validator("name")

@@ -8,7 +8,7 @@ the unit, so seeds that share them are not counted as more data; what other seed
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -54,19 +54,27 @@ def scores(entry: Entry, metric: str) -> Scores:
         return Scores(e.samples, np.asarray(e.certified.all(1), dtype=np.int64), 1)
     every = entry.everything
     families = {"gcr_geo": ("geometric",), "gcr_all": ("geometric", "patch")}
+    if metric.startswith("words_"):
+        attacked = every.only([t for t in every.family("text") if metric == f"words_{t.name}"] or _no_verdicts(entry, metric))
+        return Scores(attacked.samples, attacked.empirical[:, 0].astype(np.int64), 1)
     if metric in families:
         threats = every.family(*families[metric])
     else:
         name = metric.removeprefix("cert_")
         threats = tuple(t for t in e.threats if t.norm == name and t.family == "lp") or tuple(t for t in every.threats if t.name == name)
     if not threats:
-        raise UserError(f"{entry.label} (seed {entry.info.seed}) has no verdicts for {metric}; there are {', '.join(_metrics(entry))}")
+        _no_verdicts(entry, metric)
     block = every.common(threats)
     return Scores(block.samples, block.certified.sum(1).astype(np.int64), len(threats))
 
 
+def _no_verdicts(entry: Entry, metric: str) -> NoReturn:
+    raise UserError(f"{entry.label} (seed {entry.info.seed}) has no verdicts for {metric}; there are {', '.join(_metrics(entry))}")
+
+
 def _metrics(entry: Entry) -> list[str]:
-    own = [f"cert_{t.norm if t.family == 'lp' else t.name}" for t in entry.everything.threats]
+    kinds = {"lp": lambda t: f"cert_{t.norm}", "text": lambda t: f"words_{t.name}"}
+    own = [kinds.get(t.family, lambda t: f"cert_{t.name}")(t) for t in entry.everything.threats]
     return ["clean", *(["union"] if entry.balls else []), *dict.fromkeys(own)]
 
 

@@ -42,7 +42,7 @@ class ThreatColumn:
 
     @property
     def sort_key(self) -> tuple[int, int, float, str]:
-        families, norms = ("lp", "geometric", "patch"), NORMS
+        families, norms = ("lp", "geometric", "patch", "text"), NORMS
         family = families.index(self.family) if self.family in families else len(families)
         return family, norms.index(self.norm) if self.norm in norms else len(norms), self.eps, self.name
 
@@ -289,7 +289,13 @@ def main_threats(
     """
     present = evaluation.family("lp")
     if not present and not chosen:
-        return evaluation.threats
+        proven = tuple(t for t in evaluation.threats if t.family != "text")
+        if not proven:
+            raise UserError(
+                f"checkpoint {evaluation.short} has attacks on words only, which prove nothing: certify its head into the same directory "
+                "(cure-ray certify RUN --out DIR --add), then read both"
+            )
+        return proven
     if wanted is not None:
         main = []
         for norm, eps in wanted:

@@ -1,6 +1,7 @@
 """The tables: accuracies with intervals, per-stage columns, seeds, Pareto. Percentages throughout.
 
-Certified and empirical numbers never share a column: `cert_*` and `union*` are proofs, `emp_*` only says that an attack failed.
+Certified and empirical numbers never share a column: `cert_*` and `union*` are proofs, `emp_*` and `words_*` only say that an attack
+failed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from cure_ray.config.stages import BOUND_STAGES
+from cure_ray.results.attacked import under_attack
 from cure_ray.results.comparisons import baseline_table as baseline_table
 from cure_ray.results.comparisons import significance_table as significance_table
 from cure_ray.results.decomposition import decomposition_summary as decomposition_summary
@@ -92,12 +94,20 @@ def _other_families(entry: Entry, configurations: Collection[ThreatColumn]) -> d
     return row
 
 
+def _words(entry: Entry) -> dict[str, float]:
+    """Accuracy under attacks on words, which nothing is proven about."""
+    row = dict[str, float]()
+    for name, (percent, n) in under_attack(entry).items():
+        row |= _with_interval(f"words_{name}", percent, n) | {"n_words": min(n, int(row.get("n_words", n)))}
+    return row
+
+
 def accuracy_table(study: Study) -> pd.DataFrame:
     """One row per certified checkpoint: clean, certified per norm, union, transformations, GCR (with Wilson intervals); empirical."""
     configurations: dict[str, dict[ThreatColumn, None]] = {s: {} for s in study.settings}
     for entry in study.entries:
         configurations[entry.setting].update(dict.fromkeys(entry.everything.family("geometric", "patch")))
-    return pd.DataFrame([identity(e) | _accuracies(e) | _other_families(e, configurations[e.setting]) for e in study.entries])
+    return pd.DataFrame([identity(e) | _accuracies(e) | _other_families(e, configurations[e.setting]) | _words(e) for e in study.entries])
 
 
 def stage_table(study: Study) -> pd.DataFrame:
@@ -140,7 +150,8 @@ def time_table(study: Study) -> pd.DataFrame:
                 if here.any():
                     certified = int((here & e.certified[:, i]).sum())
                     spent = {"decided": int(here.sum()), "certified": certified, "seconds": float(e.seconds[here, i].sum())}
-                    rows.append(identity(entry) | {"threat": threat.name, "stage": stage} | spent)
+                    who = {"family": threat.family, "threat": threat.name, "stage": stage}
+                    rows.append(identity(entry) | who | spent)
     return pd.DataFrame(rows)
 
 
@@ -149,12 +160,14 @@ def _n_of(metric: str) -> str:
     norms = ("clean", "union", "union_linf_l2", "cert_linf", "cert_l2", "cert_l1")
     if metric == "clean_all":
         return "n_all"
+    if metric.startswith("words_"):
+        return "n_words"
     return "n" if metric in norms or metric.startswith("emp_") else "n_gcr"
 
 
 def metrics_of(table: pd.DataFrame) -> list[str]:
     """The accuracies among the columns of an accuracy or seed table."""
-    chosen = [c for c in table.columns if c.startswith(("clean", "cert_", "union", "emp_", "gcr_"))]
+    chosen = [c for c in table.columns if c.startswith(("clean", "cert_", "union", "emp_", "gcr_", "words_"))]
     return [c for c in chosen if not c.endswith(("_low", "_high", "_sd"))]
 
 
@@ -164,7 +177,7 @@ def seed_table(study: Study) -> pd.DataFrame:
     rows = []
     for (setting, method), group in table.groupby(["setting", "method"], sort=False):
         row: dict[str, object] = {"setting": setting, "method": method, "seeds": len(group), "n": int(group["n"].min())}
-        row |= {c: int(group[c].min()) for c in ("n_gcr", "n_all") if c in group and group[c].notna().any()}
+        row |= {c: int(group[c].min()) for c in ("n_gcr", "n_all", "n_words") if c in group and group[c].notna().any()}
         for m in metrics_of(table):
             values, n = group[m], row.get(_n_of(m))
             mean = float(values.mean(skipna=False))
@@ -216,6 +229,7 @@ def compact_table(study: Study, baseline: str | None = None) -> pd.DataFrame:
     # Transformations one by one would make a table of balls unreadable; their means stand for them, `accuracy_table` has them all.
     whole = ["clean_all"] if "clean_all" in has and (table["n_all"] != table["n"]).any() else []
     order = ["clean", *whole, *shown, *(m for m in ("union_linf_l2", "union", "gcr_geo", "gcr_all") if m in has)]
+    order += [m for m in has if m.startswith("words_")]
     sizes = ["n"] + (["n_gcr"] if "n_gcr" in table and (table["n_gcr"] != table["n"]).any() else [])
     out = table[["setting", "method", "seeds", *sizes]].copy()
     out = out.join(readable(table, order, mixed="gcr_geo" in has or "gcr_all" in has))
@@ -235,6 +249,8 @@ def heading(column: str, mixed: bool = False) -> str:
     """A column for people. Beside transformations, the union says that it is about the balls only."""
     names = {"gcr_geo": "GCR geometric", "gcr_all": "GCR all", "union_linf_l2": "union of linf, l2"}
     names["clean_all"] = "clean, whole split"
+    if column.startswith("words_"):
+        return f"{column.removeprefix('words_')} (attack on words)"
     names["union"] = "union (balls only)" if mixed else "union"
     return names.get(column, column.removeprefix("cert_").removeprefix("emp_"))
 

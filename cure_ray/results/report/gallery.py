@@ -113,6 +113,8 @@ def _margins(loaded: Loaded, digests: Sequence[str], samples: Sequence[int]) -> 
 def cards(loaded: Loaded, entries: Sequence[Entry], best: Entry, data_dir: Path | None, count: int = 24) -> tuple[list[Card], str]:
     """The same images for every method, so that they can be compared; and a note where images are missing."""
     images, note = (loaded.images, "") if loaded.images is not None else load_images(best, data_dir)
+    if images is not None and images.shape[1] not in (1, 3):
+        images, note = None, "the inputs are vectors, not images: only their margins are shown"
     positions = pick_samples(best, count)
     samples = best.evaluation.samples[positions].tolist()
     rows = _margins(loaded, [e.evaluation.checkpoint for e in entries], samples)

@@ -13,6 +13,7 @@ from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.frames import Loaded
 from cure_ray.results.report.charts import Dot, scatter, upset
 from cure_ray.results.report.curves import Panel, panels
+from cure_ray.results.report.sentences import WordsSection, words_section
 from cure_ray.results.report.words import claim, comparison, facts
 from cure_ray.results.study import Entry, Study
 
@@ -54,6 +55,7 @@ class Setting:
     patterns: tuple[tuple[str, Markup], ...]
     curves: tuple[Panel, ...]
     entries: tuple[Entry, ...]
+    words: WordsSection | None = None  # attacks on words, where there were any
 
 
 def records(frame: pd.DataFrame) -> tuple[Row, ...]:
@@ -90,6 +92,7 @@ def _against_best(rows: tuple[Row, ...], best: str, pooled: pd.DataFrame, pairs:
 def _funnel(study: Study) -> tuple[Row, ...]:
     """Per stage, over all runs: how many verdicts it decided, as what, and what that cost."""
     table = tables.time_table(study)
+    table = table[table["family"] != "text"]  # attacks on words are no stage of a proof
     order = {stage: i for i, stage in enumerate(study.entries[0].everything.stages)}
     grouped = table.groupby("stage", sort=False)[["decided", "certified", "seconds"]].sum().reset_index()
     grouped = grouped.sort_values("stage", key=lambda s: s.map(order), ignore_index=True)
@@ -187,6 +190,7 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
         patterns=_patterns(one_each),
         curves=tuple(panels(own.entries, tones)),
         entries=own.entries,
+        words=words_section(loaded, own, one_each),
     )
 
 

@@ -19,6 +19,9 @@ def claim(study: Study, best: Row) -> str:
     e, value = first.evaluation, f"{best[first.headline]:.1f}\u00a0%"
     if first.balls:
         balls = listed([f"{pretty(t.norm)}\u00a0≤\u00a0{'its own radius' if EACH in t.name else f'{t.eps:g}'}" for t in e.threats])
+        if first.everything.family("text"):
+            what = f"the vectors of {best['n']} {e.split} sentences of {e.dataset}"
+            return f"{best['method']} certifies {value} of {what} against {balls} at once, in latent space: nothing is proven about words."
         return f"{best['method']} certifies {value} of {best['n']} {e.split} images of {e.dataset} against {balls} at once."
     images = f"{best['n_gcr']} {e.split} images of {e.dataset}"
     names = [t.name for t in e.threats]
@@ -54,9 +57,10 @@ def facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
         {f"cure_ray {e.info.versions['cure_ray']}, torch {e.info.versions.get('torch')}" for e in entries if "cure_ray" in e.info.versions}
     )
     sizes = sorted({e.evaluation.n for e in entries})
+    units = "in latent space" if entries[0].everything.family("text") else "pixel units"
     found = [
         ("data", f"{first.dataset}, {first.split} split"),
-        ("radii (pixel units)", ", ".join(t.name for t in first.threats) if entries[0].balls else ""),
+        (f"radii ({units})", ", ".join(t.name for t in first.threats) if entries[0].balls else ""),
         ("transformations and patches", "; ".join(transformations)),
         ("images", " or ".join(map(str, sizes)) + " per checkpoint"),
         ("seeds", ", ".join(map(str, seeds)) + f" ({len(entries)} checkpoint{'s' if len(entries) > 1 else ''})"),
