@@ -149,6 +149,8 @@ def build(
     given: dict[str, Any] = {**options}
     source = _part(("split", "data_dir", "best", "front"), given)
     found = subjects(network, given_samples(images, labels, source.get("split", "test")), **source)
+    if not found:
+        raise UserError("no network given: a torch module, a run of `train`, a directory of one, an ONNX file, or a list of them")
     given |= {"stages": parse_stages(given.get("stages")), "seconds": parse_seconds(given.get("seconds"))}
     cascade, execution = Cascade(**_part(Cascade, given)), Execution(**_part(Execution, given))
     asked = CertificationRequest(tuple(found), threats, samples, cascade, execution, out=out, **_part(CertificationRequest, given))

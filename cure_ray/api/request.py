@@ -1,6 +1,6 @@
 """What a certification is asked for, typed: whom, against what, how hard to try, where to run, where to keep it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,6 +36,10 @@ class Cascade:
     separate_logits: bool = False
     attack: str | None = None  # default or strong
     unasked: int = NODES  # sub-problems of branch and bound where nobody names a budget
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None:
+            whole_numbers(nodes=self.nodes)
 
     def settings(self, defaults: Certification | None) -> CascadeSettings:
         """A budget switches branch and bound on, unless stages are chosen; where none is named there is a small one."""
@@ -85,8 +89,28 @@ def parse_seconds(text: str | float | None) -> float | None:
 
 def parse_stages(stages: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """`ibp,crown`, or the names one by one; nothing: the default."""
+    if not isinstance(stages, str | None) and (not isinstance(stages, Iterable) or not all(isinstance(s, str) for s in stages)):
+        raise UserError(f"stages are names, like ibp,crown or ['ibp', 'crown'], not {stages!r}")
     parts = stages.split(",") if isinstance(stages, str) else [*(stages or ())]
     return tuple(s.strip() for s in parts if s.strip()) or None
+
+
+def whole_numbers(**given: object) -> None:
+    """UserError unless each of these is a whole number."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"{name} must be a whole number, got {value!r}")
+
+
+def _chosen(samples: object) -> list[int]:
+    """Numbers of samples, as a list or array holds them."""
+    values = samples.tolist() if hasattr(samples, "tolist") else samples
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UserError(f"samples must be how many, or a list of which, got {samples!r}")
+    numbers = [*values]
+    for number in numbers:
+        whole_numbers(samples=number)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -101,6 +125,7 @@ class Execution:
     quiet: bool = False
 
     def __post_init__(self) -> None:
+        whole_numbers(workers=self.workers, threads=self.threads)
         if self.workers < 1 or self.threads < 1 or self.gpus_per_worker < 0:
             given = f"workers={self.workers}, threads={self.threads}, gpus_per_worker={self.gpus_per_worker}"
             raise UserError(f"at least one worker and one thread, and no negative share of a GPU; got {given}")
@@ -137,7 +162,8 @@ class CertificationRequest:
     grid: str | None = None  # cells of transformations read from text; None: the experiment's, or the standard ones
 
     def __post_init__(self) -> None:
-        if self.seed not in SEEDS:
+        whole_numbers(seed=self.seed)
+        if not SEEDS[0] <= self.seed <= SEEDS[-1]:
             raise UserError(f"a seed must fit into 64 bits ({SEEDS[0]} to {SEEDS[-1]}), got {self.seed}")
 
     def threats_of(self, subject: Subject) -> list[Threat]:
@@ -159,11 +185,11 @@ class CertificationRequest:
         if total == 0:
             raise UserError(f"the {subject.samples.split} split of {subject.samples.dataset} has no images")
         if self.samples is not None and not isinstance(self.samples, int):
-            chosen = [int(i) for i in self.samples]
+            chosen = _chosen(self.samples)
             if len(set(chosen)) != len(chosen) or not chosen or min(chosen) < 0 or max(chosen) >= total:
                 raise UserError(f"samples must be different numbers in 0..{total - 1}, and at least one")
             return sorted(chosen)
-        if self.samples is not None and self.samples < 1:
+        if self.samples is not None and (isinstance(self.samples, bool) or self.samples < 1):
             raise UserError(f"samples must be at least 1, got {self.samples}")
         wanted = self.samples or (defaults.samples if defaults and not subject.own_data else total)
         return [int(i) for i in select_samples(total, wanted, defaults.selection if defaults else "first")]

@@ -74,6 +74,8 @@ def _samples(images: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", nam
 
 def _array(values: Any) -> "np.ndarray[Any, Any]":
     if isinstance(values, Tensor):
+        if values.is_meta or values.layout != torch.strided:
+            raise UserError(f"a dense tensor with numbers in it is needed, not one on {values.device} in the layout {values.layout}")
         plain = values.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()  # numpy has no bfloat16; float32 holds it
     try:
@@ -112,6 +114,8 @@ def check_samples(samples: Samples, network: nn.Module, box: Box = UNIT) -> None
             logits = network(torch.zeros(1, *shape))
     except RuntimeError as error:
         raise UserError(f"the network does not accept images of shape {shape}: {str(error).splitlines()[0]}") from error
+    if not isinstance(logits, Tensor):
+        raise UserError(f"the network must return one tensor [N, classes], it returned a {type(logits).__name__}")
     if logits.dim() != 2 or logits.shape[1] < 2:
         raise UserError(f"the network must return [N, classes] with at least two classes, it returned {tuple(logits.shape)}")
     low_label, high_label = (int(samples.labels.min()), int(samples.labels.max())) if len(samples) else (0, 0)

@@ -61,7 +61,10 @@ class Box:
             except ValueError:
                 ends = []
         else:
-            ends = [float(end) for end in what]
+            try:
+                ends = [float(end) for end in what]
+            except (TypeError, ValueError):
+                ends = []
         if len(ends) != 2 or any(math.isnan(end) for end in ends):
             raise UserError(f"{what!r} is not a domain: write its ends, like 0,1 or -1,1, or none for the whole space")
         return Box(*ends)

@@ -18,6 +18,10 @@ class Patch:
     eps = 0.0
     grid = None
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(side, int) and side >= 1 for side in (self.height, self.width)):
+            raise UserError(f"a patch is at least 1x1 whole pixels, got {self.height}x{self.width}")
+
     def __str__(self) -> str:
         return f"patch={self.height}x{self.width}"
 

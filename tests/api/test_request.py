@@ -1,13 +1,24 @@
-"""How `cure-ray certify` reads its budgets."""
+"""How `cure-ray certify` reads its budgets, and what it says to arguments of the wrong kind."""
+
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import cure_ray
 from cure_ray.api.request import Cascade, parse_seconds
 from cure_ray.attacks import attack_settings
 from cure_ray.certification.job import CascadeSettings
 from cure_ray.config import Certification
 from cure_ray.config.stages import CASCADE, DEFAULT_STAGES, GUARD_SECONDS, NODES
 from cure_ray.errors import UserError
+from cure_ray.testing import tiny
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
 
 
 def settings(budget: str | None = None, nodes: int | None = None, engine: str = "native", **experiment: float) -> CascadeSettings:
@@ -73,3 +84,48 @@ def test_the_attack_is_the_command_line_s_else_the_experiment_s() -> None:
     assert Cascade(attack="strong").settings(None).key() != Cascade().settings(None).key()
     with pytest.raises(UserError, match="unknown attack"):
         Cascade(attack="harder").settings(None)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"seed": "a"}, "seed must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"seed": 2**70}, "fit into 64 bits"),
+        ({"nodes": "5"}, "nodes must be a whole number"),
+        ({"nodes": 1.5}, "nodes must be a whole number"),
+        ({"workers": "2"}, "workers must"),
+        ({"threads": True}, "threads must"),
+        ({"stages": 5}, "stages are names"),
+        ({"stages": [1]}, "stages are names"),
+        ({"box": 3}, "not a domain"),
+        ({"samples": 2.0}, "how many, or a list of which"),
+        ({"samples": [0.5]}, "samples must be a whole number"),
+        ({"samples": True}, "at least 1"),
+        ({"samples": "3"}, "how many, or a list of which"),
+        ({"network": []}, "no network given"),
+        ({"images": torch.zeros(2, 1, 8, 8, device="meta")}, "dense tensor with numbers"),
+        ({"images": torch.zeros(2, 1, 8, 8).to_sparse()}, "dense tensor with numbers"),
+        ({"threats": {"linf": 0.1}}, "a list of Ball"),
+        ({"threats": ["linf=0.1"]}, "a list of Ball"),
+        ({"network": Pair()}, "one tensor"),
+    ],
+)
+def test_every_argument_of_the_wrong_kind_is_named(change: dict[str, Any], sentence: str) -> None:
+    x, y = tiny.samples(2)
+    given: dict[str, Any] = {
+        "network": tiny.architecture(),
+        "images": x,
+        "labels": y,
+        "threats": "linf=0.1",
+        "stages": "ibp",
+        "quiet": True,
+    }
+    with pytest.raises(cure_ray.UserError, match=sentence):
+        cure_ray.certify(**{**given, **change})
+
+
+@pytest.mark.parametrize(("height", "width"), [(0, 1), (-1, 2), (1.5, 1)])
+def test_a_patch_has_whole_positive_sides(height: Any, width: Any) -> None:
+    with pytest.raises(cure_ray.UserError, match="at least 1x1"):
+        cure_ray.Patch(height, width)

@@ -15,7 +15,7 @@ README, TUTORIAL = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.
 FASTER = {  # the same lines, less of everything
     "scale=0.5": "scale=0.1", "scale: 0.5": "scale: 0.1", "samples=100": "samples=12", "--samples 100": "--samples 12",
     "samples=10,": "samples=2,", "--samples 10 ": "--samples 2 ", "0.1, out=": "0.5, out=", "--precision 0.1": "--precision 0.5",
-    "nodes=200": "nodes=20", "--nodes 200": "--nodes 20", "sweep smoke": "sweep tiny.yaml",
+    "nodes=1000": "nodes=20", "--nodes 1000": "--nodes 20", "sweep smoke": "sweep tiny.yaml",
 }  # fmt: skip
 TINY = """
 name: tiny
