@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -17,6 +18,7 @@ from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
 from cure_ray.cluster.session import Session
+from cure_ray.cluster.staff import Staff
 from cure_ray.data.images import load_dataset
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
@@ -35,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return load_checkpoint(train_run(tiny(method="linf", epochs=2), tmp_path_factory.mktemp("run") / "run", quiet=True).checkpoint)
 
 
-def certify(checkpoint: Checkpoint, root: str, workers: int, count: int = 40) -> dict[str, list[object]]:
+def certify(checkpoint: Checkpoint, root: str, workers: int, count: int = 40, **more: Any) -> dict[str, list[object]]:
     images = load_dataset(checkpoint.experiment.dataset, "test")
     samples = Samples("digits", "test", images.pixels(), images.labels)
     engine = make_engine("native", checkpoint.network, torch.device("cpu"), (1, 8, 8))
@@ -43,7 +45,9 @@ def certify(checkpoint: Checkpoint, root: str, workers: int, count: int = 40) ->
     store = Store.create(root, "digits", "test", samples.digest)
     done = store.begin(job, THREATS, range(count), {"name": "tiny"})
     parts = plan(job, THREATS, range(count), done, 10)
-    shards.certify_shards(store, [(shards.Subject(checkpoint.network, samples, "native", 0, Path("bundles")), parts)], shards.Crew(workers))
+    shards.certify_shards(
+        store, [(shards.Subject(checkpoint.network, samples, "native", 0, Path("bundles")), parts)], shards.Crew(workers), **more
+    )
     store.compact(job, THREATS)
     assert fsck(store) == []
     columns: dict[str, list[object]] = store.read().drop_columns(["seconds"]).to_pydict()
@@ -121,3 +125,32 @@ def test_the_command_agrees_with_one_process_to_the_byte_and_repairs_what_broke(
     (tmp_path / "2" / "plans" / f"{'0' * 16}.json").write_text(json.dumps(stale))
     examine(str(tmp_path / "2"), repair=True)
     assert table(tmp_path / "2") == expected
+
+
+def test_a_worker_that_never_gets_a_node_keeps_no_shard(
+    undisturbed: dict[str, list[object]], checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster that shrank: of two workers one waits for CPUs that are not there, and the other does all the work."""
+    monkeypatch.setattr(shards, "START_SECONDS", 1.0)
+    cpus = iter((1000, 1))
+
+    def hire() -> Any:
+        return ray.remote(shards.Worker).options(num_cpus=next(cpus), max_restarts=0).remote("cpu", 1)
+
+    assert certify(checkpoint, str(tmp_path / "store"), 2, hire=hire) == undisturbed
+
+
+def test_workers_that_do_not_start_end_in_a_sentence(ray_session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise RuntimeError("no driver for this device")
+
+        def ready(self) -> bool:
+            return True
+
+    monkeypatch.setattr("cure_ray.cluster.staff.MAX_FALSE_STARTS", 2)
+    staff = Staff(lambda: ray.remote(Broken).options(num_cpus=0).remote(), 1)
+    staff.stands(ray.wait(list(staff.starting))[0][0])
+    second = ray.wait(list(staff.starting))[0][0]
+    with pytest.raises(RuntimeError, match=r"workers do not start: .*no driver for this device"):
+        staff.stands(second)
