@@ -59,7 +59,7 @@ chaos: install
 
 # One after the other, on an otherwise idle machine; each rewrites its own section of docs/benchmarks.md.
 benchmarks: install
-	cd benchmarks && for b in training certify parallel_gp certify_scaling tables geometric patch; do ../$(BIN)/python $$b.py || exit 1; done
+	cd benchmarks && for b in training certify parallel_gp certify_scaling scaling tables geometric patch; do ../$(BIN)/python $$b.py || exit 1; done
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

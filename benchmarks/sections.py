@@ -1,4 +1,4 @@
-"""Writes one section of docs/benchmarks.md, leaving the others alone, with the context every number needs."""
+"""Writes one section of docs/benchmarks.md (or another page), leaving the others alone, with the context every number needs."""
 
 import os
 import platform
@@ -29,10 +29,10 @@ def context(seed: int, threads: int) -> str:
     )
 
 
-def write_section(title: str, body: str) -> None:
-    text = DOCUMENT.read_text() if DOCUMENT.exists() else PREAMBLE
+def write_section(title: str, body: str, document: Path = DOCUMENT) -> None:
+    text = document.read_text() if document.exists() else PREAMBLE
     section = f"## {title}\n\n{body.strip()}\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.S | re.M)
     text = pattern.sub(lambda _: section + "\n", text) if pattern.search(text) else f"{text.rstrip()}\n\n{section}"
-    DOCUMENT.parent.mkdir(exist_ok=True)
-    DOCUMENT.write_text(text.rstrip() + "\n")
+    document.parent.mkdir(exist_ok=True)
+    document.write_text(text.rstrip() + "\n")
