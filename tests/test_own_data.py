@@ -12,6 +12,7 @@ from PIL import Image
 from cure_ray.config import Dataset, Experiment, dump_experiment, resolve
 from cure_ray.data.images import load_dataset
 from cure_ray.errors import UserError
+from cure_ray.threats.box import Box
 
 
 def arrays(n: int = 40, seed: int = 0, shape: tuple[int, ...] = (1, 6, 6), classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -174,3 +175,22 @@ def test_a_published_name_is_not_given_to_ones_own_images(tmp_path: Path) -> Non
     assert experiment(folder(tmp_path / "mnist")).dataset.name == "mnist-folder"
     with pytest.raises(UserError, match=r"dataset\.name: unknown data set\. Did you mean 'mnist'\?.*dataset\.path"):
         resolve({"dataset": {"name": "mnits"}})
+
+
+def test_numbers_that_are_no_pixels_bring_their_domain(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    vectors, labels = rng.normal(0, 3, (40, 36, 1, 1)).astype(np.float32), np.arange(40) % 3
+    unbounded = experiment(save(tmp_path / "z.npz", images=vectors, labels=labels, domain=np.array([-np.inf, np.inf])))
+    assert not unbounded.dataset.box.bounded
+    assert resolve(yaml.safe_load(dump_experiment(unbounded))).config_hash == unbounded.config_hash
+    assert experiment(save(tmp_path / "w.npz", images=vectors, labels=labels, domain=np.array([-20, 20]))).dataset.box == Box(-20, 20)
+    assert "domain" not in experiment(save(tmp_path / "p.npz")).model_dump()["dataset"]["content"]  # images keep their hash
+    for wrong, said in (([-1.0, 1.0], r"must lie in \[-1, 1\]"), ([1.0, -1.0], "two ends, the lower one first"), ([0.0], "two ends")):
+        with pytest.raises(UserError, match=said):
+            experiment(save(tmp_path / "bad.npz", images=vectors, labels=labels, domain=np.array(wrong)))
+    with pytest.raises(UserError, match="uint8 images lie in"):
+        experiment(save(tmp_path / "levels.npz", domain=np.array([-np.inf, np.inf])))
+    broken = np.where(vectors > 8, np.nan, vectors)
+    broken[0] = np.inf
+    with pytest.raises(UserError, match=r"must lie in \[-inf, inf\]"):
+        experiment(save(tmp_path / "inf.npz", images=broken, labels=labels, domain=np.array([-np.inf, np.inf])))

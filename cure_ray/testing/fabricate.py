@@ -9,6 +9,8 @@ import pandas as pd
 
 from cure_ray.certification.verdict import SCHEMA_VERSION
 from cure_ray.results.study import RunInfo
+from cure_ray.text.record import WordsRecord
+from cure_ray.text.words import Change
 
 THREATS = (("linf", 0.1), ("l2", 0.35), ("l1", 0.7))
 STATUSES = ("certified", "falsified", "unknown", "timeout", "oom", "error")
@@ -82,6 +84,26 @@ def verdicts(
         message=None,
         grid=None,
     )
+
+
+def attacked(rows: pd.DataFrame, attack: str = "pwws", seed: int = 0) -> pd.DataFrame:
+    """Rows of an attack on words to go with a table of verdicts: the same networks and samples, some of them broken."""
+    rng = np.random.default_rng(seed)
+    out = rows[rows["norm"] == "linf"].reset_index(drop=True).copy()
+    broken = (out["status"] != "misclassified") & (rng.random(len(out)) < 0.5)
+    out["status"] = np.where(out["status"] == "misclassified", "misclassified", np.where(broken, "falsified", "unknown"))
+    out["stage"] = np.where(out["status"] == "misclassified", "clean", "attack")
+    records = []
+    for sample, status in zip(out["sample_index"], out["status"], strict=True):
+        changes = (Change(1, "film", "<film> & co"),) if status == "falsified" else ()
+        tried = status != "misclassified"
+        moved, near = ({"linf": 0.4, "l2": 2.0, "l1": 9.0}, {"linf": 1, "l2": 2, "l1": 0}) if tried else (None, None)
+        records.append(WordsRecord(f"A film number {sample} .", changes, moved, 4 * tried, near).to_json())
+    return out.assign(
+        family="text", threat=attack, norm="text", eps=0.0, engine="words", stages="attack", box="none", nodes=7, message=records,
+        margin_lb=np.nan, attack_margin=np.where(out["status"] == "misclassified", np.nan, np.where(broken, -0.5, 0.5)),
+        run_id=[digest(f"{run}{attack}")[:16] for run in out["run_id"]],
+    )  # fmt: skip
 
 
 def infos(runs: dict[str, dict[str, object]]) -> dict[str, RunInfo]:

@@ -1,5 +1,6 @@
 """The domain of the inputs: [0, 1] is only the default, and only points inside it and the ball count against a bound."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,24 @@ def test_the_command_certifies_in_another_domain(foreign: dict[str, Any], tmp_pa
         command.certify(**options, domain="-1,1", no_box=True)
     with pytest.raises(UserError, match="images in"):
         command.certify(**{**options, "threats": "patch=2x2"}, domain="-1,1")
+
+
+def test_the_whole_space_gives_the_verdicts_of_a_box_too_wide_to_matter() -> None:
+    """Vectors as they are, without a box, and the same problem scaled into [0, 1], where no ball reaches the ends."""
+    generator, half = torch.Generator().manual_seed(5), 64.0  # a power of two: scaling is exact
+    z = 3 * torch.randn(24, 6, 1, 1, generator=generator)
+    layers = [torch.nn.Flatten(), torch.nn.Linear(6, 20), torch.nn.ReLU(), torch.nn.Linear(20, 2)]
+    with torch.no_grad():
+        for layer in (layers[1], layers[3]):
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) / 3)
+            layer.bias.copy_(torch.randn(layer.bias.shape, generator=generator) / 3)
+    head = Network(layers, (6, 1, 1), 2).eval()
+    scaled = Network([Normalize([0.5] * 6, [1 / (2 * half)] * 6), *layers], (6, 1, 1), 2).eval()
+    labels, seen = head(z).argmax(1), set[str]()
+    for norm, eps in (("linf", 0.25), ("l2", 0.5), ("l1", 0.75)):
+        settings = CascadeSettings(STAGES, attack=ATTACK)
+        free = certify_batch(NativeEngine(head), head, z, labels, Ball(norm, eps), replace(settings, box=EVERYWHERE))
+        boxed = certify_batch(NativeEngine(scaled), scaled, 0.5 + z / (2 * half), labels, Ball(norm, eps / (2 * half)), settings)
+        assert [o.status for o in free] == [o.status for o in boxed]
+        seen |= {str(o.status) for o in free}
+    assert {"certified", "falsified"} <= seen

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from cure_ray.results.report import write_report
-from cure_ray.testing import stores
+from cure_ray.testing import fabricate, stores
 
 BROWSER = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 DRIVER = shutil.which("chromedriver")
@@ -182,6 +183,42 @@ def test_the_theme_button_switches_and_print_is_light(opened: Any) -> None:
     assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert opened.execute_script("return getComputedStyle(document.querySelector('.top')).display") == "none"
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+@pytest.fixture
+def words(browser: Any, tmp_path: Path) -> Any:
+    """A report with attacks on words beside certificates."""
+    runs = {m: stores.experiment(m) for m in ("linf", "max")}
+    rows = fabricate.verdicts(3, 30, tuple(runs))
+    stores.write_store(
+        tmp_path / "results", runs, frame=pd.concat([rows, fabricate.attacked(rows, "pwws"), fabricate.attacked(rows, "cf8", 1)])
+    )
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    browser.get(write_report(tmp_path / "results").as_uri())
+    return browser
+
+
+def test_attacked_sentences_can_be_sorted_and_filtered_and_say_what_is_not_proven(words: Any) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    assert words.get_log("browser") == []
+    assert words.execute_script(STICKS_OUT) == []
+    assert "nothing is proven about words" in words.find_element("tag name", "h1").text
+    assert "Nothing is proven about words" in words.find_element("css selector", "#words .lead").text
+    heading = words.find_elements("css selector", "#t-words-1 th button")[2]
+    words.execute_script("arguments[0].click()", heading)
+    accuracies = [float(v) for v in column(words, "t-words-1", 2)]
+    assert accuracies == sorted(accuracies, reverse=True)
+    cards = "#w-1 .card:not([hidden])"
+    assert len(words.find_elements("css selector", cards)) == 48  # of the best method, 24 for each attack
+    for by, value in (("attack", "cf8"), ("status", "falsified")):
+        Select(words.find_element("css selector", f"[data-gallery='w-1'] [data-by='{by}']")).select_by_value(value)
+    kept = words.find_elements("css selector", cards)
+    assert 0 < len(kept) < 24
+    for card in kept:
+        assert (card.get_attribute("data-attack"), card.get_attribute("data-status")) == ("cf8", "falsified")
+        assert card.find_element("tag name", "ins").text == "<film> & co"
+        assert card.find_element("tag name", "del").text == "film"
 
 
 def contrast(one: str, two: str) -> float:
