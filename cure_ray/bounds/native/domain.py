@@ -1,6 +1,6 @@
 """The input set of a batch of samples, and what is exact about it: linear functionals and the first affine layer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,25 +14,42 @@ from cure_ray.threats.geometry import dual_norm, minimise_linear, offsets
 
 
 @dataclass(frozen=True, eq=False)
+class LayerBall:
+    """|z - centre|_2 <= radius for the pre-activations z of one layer; radius 0: nothing is known."""
+
+    centre_BN: Tensor
+    radius_B1: Tensor
+
+    def select(self, index: Tensor) -> "LayerBall":
+        return LayerBall(self.centre_BN[index], self.radius_B1[index])
+
+    def to(self, dtype: torch.dtype) -> "LayerBall":
+        return LayerBall(self.centre_BN.to(dtype), self.radius_B1.to(dtype))
+
+
+@dataclass(frozen=True, eq=False)
 class Domain:
-    """Ball∩box around every sample, as flat tensors."""
+    """Ball∩box around every sample, as flat tensors, and the balls around the hidden layers where they are known (l2, l1)."""
 
     x_BN: Tensor
     low_BN: Tensor
     high_BN: Tensor
     threat: Ball
     box: Box
+    balls: tuple[LayerBall, ...] = field(default=(), kw_only=True)
 
     @staticmethod
     def around(x_BN: Tensor, threat: Ball, box: Box) -> "Domain":
         return Domain(x_BN, *offsets(x_BN, threat.eps, box), threat, box)
 
     def select(self, index: Tensor) -> "Domain":
-        return replace(self, x_BN=self.x_BN[index], low_BN=self.low_BN[index], high_BN=self.high_BN[index])
+        balls = tuple(ball.select(index) for ball in self.balls)
+        return replace(self, x_BN=self.x_BN[index], low_BN=self.low_BN[index], high_BN=self.high_BN[index], balls=balls)
 
     def to(self, dtype: torch.dtype) -> "Domain":
         """Recomputed from x, not cast: float32 offsets are not the float64 ones."""
-        return Domain.around(self.x_BN.to(dtype), self.threat, self.box)
+        around = Domain.around(self.x_BN.to(dtype), self.threat, self.box)
+        return replace(around, balls=tuple(ball.to(dtype) for ball in self.balls))
 
     @property
     def steps(self) -> int:

@@ -14,14 +14,25 @@ from torch import Tensor, nn
 from cure_ray import __version__
 from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
+from cure_ray.bounds.native.balls import ball_margins, with_balls
 from cure_ray.bounds.native.branching import Search, Settings
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
+from cure_ray.bounds.native.coupled import Choice, CoupledRows, ascend_open, dense_rows
+from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
 from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.problem import NativeProblem, store, visible
-from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
+from cure_ray.bounds.native.relaxation import (
+    LayerBounds,
+    Relaxation,
+    interval_bounds,
+    interval_margins,
+    margin_rows,
+    start_magnitude,
+    start_rows,
+)
 from cure_ray.bounds.native.subproblems import Space, unstable_index
 from cure_ray.bounds.native.windows import row_elements
 from cure_ray.errors import UserError
@@ -84,14 +95,16 @@ class NativeEngine:
     def problem(self, x_BCHW: Tensor, y_B: Tensor, threat: Ball, box: Box | bool = UNIT) -> NativeProblem:
         if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
             raise UserError(f"expected images [B, C, H, W] and labels [B], got {tuple(x_BCHW.shape)} and {tuple(y_B.shape)}")
-        search, _ = self._compile(tuple(x_BCHW.shape[1:]))
+        search, decide = self._compile(tuple(x_BCHW.shape[1:]))
         if len(y_B) and (int(y_B.min()) < 0 or int(y_B.max()) >= search.classes):
             raise UserError(f"labels must lie in 0..{search.classes - 1}, got {int(y_B.min())}..{int(y_B.max())}")
         box, x_BN = Box.of(box), flatten_images(x_BCHW.to(self.device, torch.float64))
         usable_B = torch.isfinite(x_BN).all(1)
         x_BN = torch.where(usable_B.unsqueeze(1), x_BN, torch.full_like(x_BN, box.inside))
         check_domain(x_BN, box)
-        return NativeProblem(Domain.around(x_BN, threat, box), y_B.to(self.device), usable_B)
+        with exact_arithmetic():
+            domain = with_balls(decide, Domain.around(x_BN, threat, box))
+        return NativeProblem(domain, y_B.to(self.device), usable_B)
 
     @torch.no_grad()
     def margins(self, problem: Problem, stage: Stage) -> Tensor:
@@ -138,6 +151,8 @@ class NativeEngine:
         C_BSK = margin_rows(y_B, net.classes, domain.x_BN.dtype)
         bounds = crown_bounds(net, domain, self._elements(net)) if stage == "crown" else interval_bounds(net, domain)
         value_BS = interval_margins(net, domain, bounds, C_BSK)
+        if domain.balls:
+            value_BS = torch.maximum(value_BS, ball_margins(net, domain, C_BSK))
         if stage == "ibp" or not bounds:
             return value_BS
         relaxations = [Relaxation.of(b) for b in bounds]
@@ -150,10 +165,14 @@ class NativeEngine:
         value_BS = interval_margins(decide, problem.domain, bounds, C_BSK)
         if not bounds:
             return replace(problem, bounds=[], margins_BS=value_BS, slopes=[])
+        if problem.domain.balls:
+            value_BS = torch.maximum(value_BS, ball_margins(decide, problem.domain, C_BSK))
         relaxations = [Relaxation.of(b) for b in bounds]
         value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
         slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
         sample_R, spec_R = (~((value_BS > 0) & self.stop_early)).nonzero(as_tuple=True)
+        if problem.domain.balls:
+            return self._coupled_margins(replace(problem, bounds=bounds, margins_BS=value_BS), relaxations, sample_R, spec_R)
         if len(sample_R):
             low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]
             A_R1N, b_R1, _ = start_rows(search, C_BSK[sample_R, spec_R].unsqueeze(1).float())
@@ -166,6 +185,42 @@ class NativeEngine:
             for kept, alpha in zip(slopes, alphas, strict=True):
                 kept[sample_R, spec_R] = alpha[:, 0].half()
         return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
+
+    def _coupled_margins(self, problem: NativeProblem, relaxations: list[Relaxation], sample_R: Tensor, spec_R: Tensor) -> NativeProblem:
+        """Coupled bounds of these margins on the hidden bounds found; and where branch and bound may begin."""
+        _, search, decide = self._own(problem)
+        assert problem.margins_BS is not None
+        assert problem.bounds is not None
+        C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
+        low, quick = [Relaxation.of(b.to(torch.float32)) for b in problem.bounds], problem.domain.to(torch.float32)
+        guard_BS = 4 * decide.gamma * start_magnitude(decide, C_BSK, problem.bounds[-1].upper_BN.clamp_min(0))
+
+        def rows(net: Compiled, tensors: list[Relaxation], domain: Domain, index: Tensor) -> CoupledRows:
+            sample, spec = sample_R[index], spec_R[index]
+            A_R1N, b_R1, guard_R1 = start_rows(net, C_BSK[sample, spec].unsqueeze(1).to(domain.x_BN.dtype))
+            charged_R1 = b_R1 - (4 * net.gamma * guard_R1 + guard_BS[sample, spec].unsqueeze(1)) if net.gamma else b_R1
+            return dense_rows(net.layers[:-1], [r.select(sample) for r in tensors], domain.select(sample), A_R1N, charged_R1, net.gamma)
+
+        B, S = problem.margins_BS.shape
+        whole = Choice(
+            [torch.zeros(B, S, r.lower_BN.shape[1], device=self.device) for r in low],
+            [torch.zeros(B, S, 1, device=self.device) for _ in low],
+        )
+        if len(sample_R):
+            everyone = torch.arange(len(sample_R), device=self.device)
+            choice = ascend_open(lambda i: rows(search, low, quick, i), len(everyone), self._legs(), 0.25, 0.95, self.stop_early)
+            found_R = evaluate_coupled(rows(decide, relaxations, problem.domain, everyone), choice.to(torch.float64))[0][:, 0]
+            problem.margins_BS[sample_R, spec_R] = torch.maximum(problem.margins_BS[sample_R, spec_R], found_R)
+            for kept, part in zip(whole.parts(), choice.parts(), strict=True):
+                for into, new in zip(kept, part, strict=True):
+                    into[sample_R, spec_R] = new[:, 0].to(into.dtype)
+        return replace(problem, slopes=[], extras=whole.extras, prices=whole.multipliers)
+
+    def _legs(self) -> list[int]:
+        """The iterations in parts after which rows that are proven leave."""
+        first = min(4, self.iterations)
+        rest, step = self.iterations - first, 8
+        return [first, *[step] * (rest // step), *([rest % step] if rest % step else [])] if self.stop_early else [self.iterations]
 
     def _hidden_bounds(self, problem: NativeProblem) -> list[LayerBounds]:
         _, search, decide = self._own(problem)
@@ -199,9 +254,15 @@ class NativeEngine:
             domain = problem.domain.select(live)
             quick = Space(search, domain, bounds, C_BSK, index_BU)
             exact = Space(decide, domain, bounds, C_BSK, index_BU)
-            alpha_BSN = torch.cat([s[live] for s in problem.slopes] + [problem.slopes[0][live][..., :1] * 0], 2)
-            alpha_BSU = alpha_BSN.gather(2, index_BU.unsqueeze(1).expand(-1, alpha_BSN.shape[1], -1))
-            tree = Search(quick, exact, shown_BS[live], alpha_BSU, self.branching)
+            index_BSU = index_BU.unsqueeze(1).expand(-1, shown_BS.shape[1], -1)
+
+            def compact(dense: list[Tensor]) -> Tensor:
+                return torch.cat([t[live] for t in dense] + [dense[0][live][..., :1] * 0], 2).gather(2, index_BSU)
+
+            alpha_BSU = compact(problem.slopes or [torch.zeros_like(e, dtype=torch.float16) for e in problem.extras])
+            beta_BSU = compact(problem.extras) if problem.extras else torch.zeros_like(alpha_BSU)
+            price_BSL = torch.cat([p[live] for p in problem.prices], 2) if problem.prices else alpha_BSU[..., :0]
+            tree = Search(quick, exact, shown_BS[live], (alpha_BSU, beta_BSU, price_BSL), self.branching)
             room = self._elements(search) * 4 // (16 * search.neurons * (self.branching.candidates + 1))
             batch = max(2, min(64 if self.device.type == "cpu" else 1024, room))
             waiting = (nodes // 2 + 1) * index_BU.shape[1] * 9 + 1  # bytes of a sample's open nodes, at most

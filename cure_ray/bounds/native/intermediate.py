@@ -11,6 +11,8 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.compiled import Compiled
+from cure_ray.bounds.native.coupled import CoupledRows, ascend, dense_rows, start
+from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import evaluate
 from cure_ray.bounds.native.optimized import optimise
@@ -83,7 +85,16 @@ class Rows:
     def optimise(self, mask_BN: Tensor, elements: int, iterations: int, proven: "Rows") -> None:
         """Search slopes for the neurons in the mask and hand them to `proven`, which evaluates and keeps the bounds."""
         for samples, neurons in self._chunks(mask_BN, elements):
-            if neurons.dim() == 1:
+            if self.domain.balls:
+                tried = self._coupled(samples, neurons)
+                _, choice, _ = ascend(tried, start(tried), iterations, rate=0.25, decay=0.9)
+                del tried
+                value = evaluate_coupled(proven._coupled(samples, neurons), choice.to(proven.domain.x_BN.dtype))[0]
+                if neurons.dim() == 1:
+                    proven._keep(samples, neurons, value[0], -value[1])
+                else:
+                    proven._keep_dense(samples, neurons, value)
+            elif neurons.dim() == 1:
                 rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
                 _, alphas = rows.optimise(iterations)
                 del rows
@@ -102,6 +113,14 @@ class Rows:
                 layers, domain = proven.net.layers[: self.k], proven.domain.select(samples)
                 value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, slopes, proven.net.gamma).value_BS
                 proven._keep_dense(samples, neurons, value_BS - guard_BS)
+
+    def _coupled(self, samples: Tensor, neurons: Tensor) -> CoupledRows:
+        """The rows of a chunk, ready for coupled bounds; what rounding took before the pass is charged."""
+        if neurons.dim() == 1:
+            return gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons).coupled()
+        A_BSN, b_BS, guard_BS = self._start(samples, neurons)
+        relaxations, domain = [r.select(samples) for r in self.relaxations], self.domain.select(samples)
+        return dense_rows(self.net.layers[: self.k], relaxations, domain, A_BSN, b_BS - guard_BS, self.net.gamma)
 
     def _chunks(self, mask_BN: Tensor, elements: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(sample_R, neuron_R) for windows, (sample_G, neuron_GS) for whole rows."""

@@ -115,13 +115,17 @@ class Ascent:
         self.second = [torch.zeros_like(t) for t in like]
         self.steps = 0
 
-    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
+    def step(
+        self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: float, floors: Sequence[Tensor | float] | None = None
+    ) -> None:
+        """`floors`: gradients well below are noise and move their parameters less than a step."""
         self.steps += 1
         bias1, bias2 = 1 - 0.9**self.steps, 1 - 0.999**self.steps
-        for parameter, gradient, m, v in zip(parameters, gradients, self.first, self.second, strict=True):
+        floors = floors or [1e-12] * len(self.first)
+        for parameter, gradient, m, v, floor in zip(parameters, gradients, self.first, self.second, floors, strict=True):
             m.mul_(0.9).add_(gradient, alpha=0.1)
             v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            parameter.addcdiv_(m, v.sqrt().mul_(bias2**-0.5).add_(1e-12), value=rate / bias1)
+            parameter.addcdiv_(m, v.sqrt().mul_(bias2**-0.5).add_(floor), value=rate / bias1)
 
     def select(self, index: Tensor) -> None:
         self.first = [t[index] for t in self.first]

@@ -16,7 +16,8 @@ class Nodes:
     spec_D: Tensor
     split_DU: Tensor  # int8: +1 z >= 0, -1 z <= 0, 0 open
     alpha_DU: Tensor
-    beta_DU: Tensor
+    beta_DU: Tensor  # multipliers of splits; with balls what is added to the coefficients
+    price_DL: Tensor  # with balls: the multiplier of every layer's ball
     candidate_DK: Tensor  # neurons to try, into U; -1 where there is none
 
     def select(self, index: Tensor) -> "Nodes":

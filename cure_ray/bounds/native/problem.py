@@ -19,6 +19,8 @@ class NativeProblem:
     bounds: list[LayerBounds] | None = None
     margins_BS: Tensor | None = None
     slopes: list[Tensor] = field(default_factory=list)  # [B, S, N] float16, where branch and bound starts
+    extras: list[Tensor] = field(default_factory=list)  # with balls, [B, S, N] float32: what is added to the coefficients
+    prices: list[Tensor] = field(default_factory=list)  # with balls, [B, S, 1] float32: their multipliers
 
     @property
     def size(self) -> int:
@@ -34,6 +36,8 @@ class NativeProblem:
             bounds=None if self.bounds is None else [b.select(index) for b in self.bounds],
             margins_BS=None if self.margins_BS is None else self.margins_BS[index],
             slopes=[s[index] for s in self.slopes],
+            extras=[s[index] for s in self.extras],
+            prices=[s[index] for s in self.prices],
         )
 
 
@@ -61,4 +65,6 @@ def store(problem: NativeProblem, parts: list[tuple[Tensor, NativeProblem]]) -> 
         for k in range(len(layers[0]))
     ]
     problem.margins_BS = joined([visible(part.margins_BS) for _, part in parts])
-    problem.slopes = [joined([part.slopes[k] for _, part in parts]) for k in range(len(layers[0]))]
+    for name in ("slopes", "extras", "prices"):
+        lists = [getattr(part, name) for _, part in parts]
+        setattr(problem, name, [joined(list(tensors)) for tensors in zip(*lists, strict=True)])

@@ -52,6 +52,8 @@ class Relaxation:
     upper_intercept_BN: Tensor
     adaptive_BN: Tensor
     scale_BN: Tensor
+    lower_BN: Tensor
+    upper_BN: Tensor
 
     @staticmethod
     def of(bounds: LayerBounds) -> "Relaxation":
@@ -64,7 +66,7 @@ class Relaxation:
         slope = torch.where(unstable, line, active)
         intercept = torch.where(unstable, -lower * slope, torch.zeros_like(lower))
         adaptive = torch.where(unstable, (upper > -lower).to(lower.dtype), active)
-        return Relaxation(unstable, active, slope, intercept, adaptive, bounds.scale_BN)
+        return Relaxation(unstable, active, slope, intercept, adaptive, bounds.scale_BN, lower, upper)
 
     def select(self, index: Tensor) -> "Relaxation":
         return Relaxation(*(t[index] for t in self.tensors()))
@@ -77,6 +79,8 @@ class Relaxation:
             self.upper_intercept_BN,
             self.adaptive_BN,
             self.scale_BN,
+            self.lower_BN,
+            self.upper_BN,
         )
 
     def lower_slope(self, alpha: Tensor) -> Tensor:

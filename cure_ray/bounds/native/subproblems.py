@@ -5,8 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray.bounds.native.compiled import Compiled
+from cure_ray.bounds.native.coupled import Choice, CoupledRows, dense_rows, with_splits
+from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Evaluation, evaluate
+from cure_ray.bounds.native.nodes import Nodes
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, start_magnitude, start_rows
 
 
@@ -29,6 +32,29 @@ class Space:
         reach_BN = bounds[-1].upper_BN.clamp_min(0)
         # The rounding of the rows handed to `evaluate` is charged here, once.
         self.b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK.to(dtype), reach_BN))
+
+    def value(self, nodes: Nodes) -> Tensor:
+        """The bounds [D] of sub-problems with the slopes and multipliers they hold."""
+        dtype = self.lower_BN.dtype
+        if self.domain.balls:
+            rows = self.coupled(nodes)
+            return evaluate_coupled(rows, self.choice(nodes))[0][:, 0]
+        alpha_DU, beta_DU = nodes.alpha_DU.to(dtype), nodes.beta_DU.to(dtype)
+        return self.bound(nodes.sample_D, nodes.spec_D, nodes.split_DU, alpha_DU, beta_DU)[0].value_BS[:, 0]
+
+    def coupled(self, nodes: Nodes) -> CoupledRows:
+        """Rows [D, 1, N] for coupled bounds: a split cuts the range of its neuron and changes nothing else."""
+        relaxations = self.relaxations(nodes.sample_D, nodes.split_DU)
+        split_DN = self._spread(nodes.sample_D, nodes.split_DU, torch.zeros_like(self.lower_BN[nodes.sample_D]))
+        A_D1N, b_D1 = self.A_BSN[nodes.sample_D, nodes.spec_D].unsqueeze(1), self.b_BS[nodes.sample_D, nodes.spec_D].unsqueeze(1)
+        rows = dense_rows(self.net.layers[:-1], relaxations, self.domain.select(nodes.sample_D), A_D1N, b_D1, self.net.gamma)
+        return with_splits(rows, [s.unsqueeze(1) for s in split_DN.split(self.sizes, 1)])
+
+    def choice(self, nodes: Nodes) -> Choice:
+        """What sub-problems hold, spread over the layers."""
+        zeros_DN = torch.zeros_like(self.lower_BN[nodes.sample_D])
+        extras = [t.unsqueeze(1) for t in self._spread(nodes.sample_D, nodes.beta_DU, zeros_DN).split(self.sizes, 1)]
+        return Choice(extras, [t.view(-1, 1, 1) for t in nodes.price_DL.to(zeros_DN.dtype).unbind(1)])
 
     def _spread(self, sample_D: Tensor, values_DU: Tensor, base_DN: Tensor) -> Tensor:
         """Write compact values over a dense base; the padding of U falls into an extra column that is cut off."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine, Shape
 from cure_ray.bounds.native.compiled import Compiled
+from cure_ray.bounds.native.coupled import CoupledLayer, CoupledRows
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation
@@ -30,6 +31,7 @@ class _Gathered:
     adaptive: Tensor
     bias: Tensor
     scale: Tensor | None
+    ball: tuple[Tensor, ...] = ()  # lower, upper and centre on the window, and the radius [R, 1], where the layer has a ball
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +75,8 @@ class WindowRows:
             A = self.layers[i].transpose_window(A.flatten(0, 1))
             A = A.reshape(2, rows, *A.shape[1:])
         window = A.shape[2:]
-        A_2RN = A.flatten(2) * self.inside_RN
-        value_2R, offset_2RN = minimise_linear(
-            A_2RN, self.x_RN, self.low_RN, self.high_RN, self.domain.threat, self.domain.box, self.domain.steps
-        )
+        value_2R, offset_2RN = self._minimise(A.flatten(2))
         value_2R = value_2R + b_2R
-        if self.guard_R is not None:
-            reach_RN = reach(self.x_RN, self.domain.threat.eps)
-            value_2R = value_2R - 4 * self.gamma * (self.guard_R + (A_2RN.abs() * reach_RN).sum(-1) + FLOOR * reach_RN.sum(-1))
         if not trace:
             return value_2R, []
         kept.reverse()
@@ -97,6 +93,42 @@ class WindowRows:
                 upper = torch.addcmul(g.upper_intercept, g.upper_slope, z)
                 point = torch.where(A >= 0, slopes[i] * z, upper).flatten(0, 1)
         return gradients
+
+    def coupled(self) -> CoupledRows:
+        """The same rows for coupled bounds, flat: [2, R, N]."""
+        shapes = [g.bias.shape[1:] for g in self.gathered]
+        views = []
+        for g in self.gathered:
+            lower, upper, centre, radius = g.ball
+            unstable, adaptive, slope, bias = (t.flatten(1) for t in (g.unstable, g.adaptive, g.upper_slope, g.bias))
+            scale = None if g.scale is None else g.scale.flatten(1)
+            lower, upper, centre = (t.flatten(1) for t in (lower, upper, centre))
+            views.append(CoupledLayer.of(lower, upper, centre, radius, (unstable > 0, adaptive, slope), bias, scale))
+
+        def down(i: int, g_2RN: Tensor) -> Tensor:
+            return self.layers[i].transpose_window(g_2RN.reshape(-1, *shapes[i])).reshape(*g_2RN.shape[:2], -1)
+
+        def up(i: int, x_2RN: Tensor) -> Tensor:
+            h, w = self.layers[i].window_below(*shapes[i][:2])
+            window = x_2RN.reshape(-1, h, w, self.layers[i].in_shape[0])
+            return self.layers[i].linear_window(window, *shapes[i][:2]).reshape(*x_2RN.shape[:2], -1)
+
+        def image(A_2RN: Tensor) -> tuple[Tensor, Tensor]:
+            value_2R, offset_2RN = self._minimise(A_2RN)
+            return value_2R, (self.x_RN + offset_2RN) * self.inside_RN
+
+        return CoupledRows(views, self.A_2RhwC.flatten(2), self.b_2R, down, up, image, self.gamma)
+
+    def _minimise(self, A_2RN: Tensor) -> tuple[Tensor, Tensor]:
+        """The least value over the windows of the images, less what rounding may have added, and the offset of a minimiser."""
+        A_2RN = A_2RN * self.inside_RN
+        value_2R, offset_2RN = minimise_linear(
+            A_2RN, self.x_RN, self.low_RN, self.high_RN, self.domain.threat, self.domain.box, self.domain.steps
+        )
+        if self.guard_R is not None:
+            reach_RN = reach(self.x_RN, self.domain.threat.eps)
+            value_2R = value_2R - 4 * self.gamma * (self.guard_R + (A_2RN.abs() * reach_RN).sum(-1) + FLOOR * reach_RN.sum(-1))
+        return value_2R, offset_2RN
 
     def optimise(self, iterations: int, rate: float = 0.25, decay: float = 0.9) -> tuple[Tensor, list[Tensor]]:
         """The best value [2, R] seen and the alphas that gave it, each row with slopes of its own."""
@@ -195,9 +227,11 @@ def gather_rows(
         r, below = relaxations[i], net.layers[i]
         images = [r.unstable_BN.to(r.active_BN.dtype), r.upper_slope_BN, r.upper_intercept_BN, r.adaptive_BN]
         images += [r.scale_BN] if net.gamma else []
+        images += [r.lower_BN, r.upper_BN, domain.balls[i].centre_BN] if domain.balls else []
         parts = cut(window, images, below.out_shape, sample_R)
         (bias,) = cut(window, [below.bias_N.unsqueeze(0)], below.out_shape, first)
-        gathered.append(_Gathered(parts[0], parts[1], parts[2], parts[3], bias, parts[4] if net.gamma else None))
+        ball = (*parts[-3:], domain.balls[i].radius_B1[sample_R]) if domain.balls else ()
+        gathered.append(_Gathered(parts[0], parts[1], parts[2], parts[3], bias, parts[4] if net.gamma else None, ball))
         window = window.below(below)
     gathered.reverse()
     images = [domain.x_BN, domain.low_BN, domain.high_BN, torch.ones_like(domain.x_BN)]

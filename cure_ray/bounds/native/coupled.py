@@ -1,0 +1,303 @@
+"""Coupled bounds: the ReLUs of a layer charged together, because its pre-activations stay in a ball (docs/explanation/coupled-bounds.md).
+
+CROWN charges every unstable ReLU for its own worst case. In an l2 or l1 ball they cannot all be at their worst at once: the
+pre-activations z of a layer keep |z - centre|_2 <= radius. With one multiplier m >= 0 for that ball and any coefficients g,
+
+    c.relu(z) >= g.z + sum_i min { c_i relu(t) - g_i t + m/2 (t - centre_i)^2 : lower_i <= t <= upper_i } - m/2 radius^2.
+
+The minimum is exact for every neuron: one clipped parabola on either side of 0. m = 0 is CROWN, an infinite box SDP-CROWN's form.
+Rows are [P, Q, N]: samples and specifications, or signs and windows; tensors of a layer broadcast to that.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.linear import Ascent
+from cure_ray.bounds.native.relaxation import Relaxation
+from cure_ray.bounds.native.rounding import FLOOR, weighed
+
+NOISE = 1e-2  # of a row's largest gradient
+SMALLEST, LARGEST = 2.0**-100, 2.0**100  # multipliers outside are taken for 0, which is always sound
+
+
+@dataclass(frozen=True, eq=False)
+class CoupledLayer:
+    """What rows need of one layer of ReLUs; each broadcasts to [P, Q, N], `radius` to [P, Q, 1]."""
+
+    right: tuple[Tensor, Tensor]  # the range of z at and above 0, as offsets from the centre
+    left: tuple[Tensor, Tensor]  # at and below 0
+    centre: Tensor
+    radius: Tensor  # 0: no ball is known
+    unstable: Tensor  # bool: where g is free, which it is for split neurons too
+    lower_slope: Tensor  # where g starts for positive coefficients; exact on stable neurons
+    upper_slope: Tensor  # for negative ones
+    bias_less_centre: Tensor
+    scale: Tensor | None  # bounds |z|, |centre| and the sums behind them; None in the searching pass
+    beyond: tuple[Tensor, Tensor] | None = None  # in sub-problems: inf where a split has cut off the left, the right; else -inf
+
+    @staticmethod
+    def of(
+        lower: Tensor, upper: Tensor, centre: Tensor, radius: Tensor, relaxed: "Slopes", bias: Tensor, scale: Tensor | None
+    ) -> "CoupledLayer":
+        right = (lower.clamp_min(0) - centre, upper.clamp_min(0) - centre)
+        left = (lower.clamp_max(0) - centre, upper.clamp_max(0) - centre)
+        return CoupledLayer(right, left, centre, radius, *relaxed, bias - centre, scale)
+
+
+Slopes = tuple[Tensor, Tensor, Tensor]  # unstable, lower slope, upper slope
+
+
+@dataclass(frozen=True, eq=False)
+class CoupledRows:
+    """Rows on their way down: coefficients `A` on the last layer's ReLUs, `b`, and how to walk."""
+
+    layers: Sequence[CoupledLayer]
+    A: Tensor
+    b: Tensor  # [P, Q]
+    down: Callable[[int, Tensor], Tensor]  # coefficients on z of layer i -> on what lies below it
+    up: Callable[[int, Tensor], Tensor]  # points below layer i -> W x, without the bias
+    image: Callable[[Tensor], tuple[Tensor, Tensor]]  # coefficients on the image -> the least value [P, Q], a minimiser
+    gamma: float
+
+
+@dataclass(eq=False)
+class Choice:
+    """What a bound is free to choose, per layer: what is added to CROWN's coefficients [P, Q, N], the ball's multiplier [P, Q, 1]."""
+
+    extras: list[Tensor]
+    multipliers: list[Tensor]
+
+    def parts(self) -> tuple[list[Tensor], ...]:
+        return self.extras, self.multipliers
+
+    def select(self, keep: Tensor) -> "Choice":
+        return Choice(*([t[keep] for t in part] for part in self.parts()))
+
+    def to(self, dtype: torch.dtype) -> "Choice":
+        return Choice(*([t.to(dtype) for t in part] for part in self.parts()))
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What the ascent needs, per layer: the coefficients c and g, the worst pre-activations as offsets from the centre, their
+    squared length [P, Q, 1], and how far the minimiser of the linear bound is from them (the gradient in g)."""
+
+    above: list[Tensor]
+    below: list[Tensor]
+    worst: list[Tensor]
+    used: list[Tensor]
+    excess: list[Tensor]
+
+
+def worst_offset(c: Tensor, g: Tensor, m: Tensor, layer: CoupledLayer) -> tuple[Tensor, Tensor]:
+    """The least value of c relu(t) - g t + m/2 (t - centre)^2 on [lower, upper] per neuron, less (c - g) centre; and t - centre.
+
+    On either side of 0 it is a parabola in the offset from the centre, cut off at the ends of the side. 0 counts to both sides
+    whatever the bounds are: a point too many only lowers a minimum, and where a neuron is stable its value is not the least.
+    """
+    q, half, turn = c - g, m / 2, -1 / m.clamp_min(torch.finfo(c.dtype).tiny)
+    right = torch.clamp(q * turn, layer.right[0], layer.right[1])
+    left = torch.clamp(g * -turn, layer.left[0], layer.left[1])
+    at_right = torch.addcmul(q, half, right) * right
+    at_left = torch.addcmul(torch.addcmul(-g, half, left) * left, c, layer.centre, value=-1)
+    return torch.minimum(at_right, at_left), torch.where(at_right < at_left, right, left)
+
+
+def multiplier(m: Tensor, radius: Tensor) -> Tensor:
+    """The multipliers as they are used: none without a ball, none so small or large that its products could vanish."""
+    usable = (m >= SMALLEST) & (m <= LARGEST) & (radius >= SMALLEST) & (radius <= LARGEST)
+    return torch.where(usable, m, torch.zeros_like(m))
+
+
+def coefficients_below(c: Tensor, layer: CoupledLayer, m: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
+    """g, and the slopes it is made of: the lower line's where c is positive, the upper line's where negative, plus what was added,
+    but no steeper than the convex hull of c relu(t) + m/2 (t - centre)^2 over the range, which keeps the ascent from overshooting.
+    Beyond the end of the range that a split has made, g is free: there it is the split's multiplier."""
+    base = torch.where(c < 0, layer.upper_slope, layer.lower_slope)
+    least, most = m * layer.left[0], torch.addcmul(c, m, layer.right[1])
+    chord = torch.addcmul(c * layer.upper_slope, m / 2, layer.left[0] + layer.right[1])
+    low, high = torch.minimum(least, chord), torch.maximum(most, chord)
+    if layer.beyond is not None:
+        low, high = torch.minimum(low, -layer.beyond[0]), torch.maximum(high, layer.beyond[1])
+    g = torch.addcmul(extra, c, base)
+    return torch.where(layer.unstable, torch.clamp(g, low, high), g), base
+
+
+def evaluate(rows: CoupledRows, choice: Choice, trace: bool = False) -> tuple[Tensor, Trace | None]:
+    """Lower bounds [P, Q] of the rows, for any choice. With gamma they are lowered by the rounding of this pass, except that of the
+    rows handed in; `image` charges its own."""
+    c, b = rows.A, rows.b
+    found, bases = Trace([], [], [], [], []), []
+    for i in range(len(rows.layers) - 1, -1, -1):
+        layer = rows.layers[i]
+        m = multiplier(choice.multipliers[i], layer.radius)
+        g, base = coefficients_below(c, layer, m, choice.extras[i])
+        value, worst = worst_offset(c, g, m, layer)
+        ball = (m / 2 * layer.radius.square()).squeeze(-1)
+        b = b + value.sum(-1) + _dot(c, layer.centre) + _dot(g, layer.bias_less_centre) - ball
+        if layer.scale is not None:
+            # Products and sums lose gamma of their sizes. A worst point off by u (|centre| + |t|) raises its parabola by m/2 times
+            # the square of that. What underflows is below the floors.
+            flat = (g.abs() + c.abs() + FLOOR) * layer.scale
+            bend = m * (worst.square() + rows.gamma * layer.scale.square())
+            b = b - 8 * rows.gamma * ((flat + bend).sum(-1) + ball)
+        if trace:
+            found.above.append(c)
+            found.below.append(g)
+            found.worst.append(worst)
+            found.used.append(torch.linalg.vector_norm(worst, dim=-1, keepdim=True).square())
+            bases.append(base)
+        c = rows.down(i, g)
+    value, point = rows.image(c)
+    value = value + b
+    if not trace:
+        return value, None
+    for part in (found.above, found.below, found.worst, found.used, bases):
+        part.reverse()
+    for i, layer in enumerate(rows.layers):
+        excess = (rows.up(i, point) + layer.bias_less_centre).sub_(found.worst[i])
+        found.excess.append(excess)
+        if i + 1 < len(rows.layers):
+            point = torch.addcmul((found.worst[i] + layer.centre).clamp_min_(0), bases[i], excess)
+    return value, found
+
+
+def _dot(g: Tensor, v: Tensor) -> Tensor:
+    """Sum over the neurons; a matrix product where all rows of a sample share v."""
+    if v.dim() == 3 and v.shape[1] == 1:
+        return torch.matmul(g, v.transpose(1, 2)).squeeze(-1)
+    return (g * v).sum(-1)
+
+
+def start(rows: CoupledRows, steps: int = 6) -> Choice:
+    """CROWN's coefficients, and multipliers that fit them: m times (used / radius^2)^(1/2), a few times over, nears dh/dm = 0."""
+    choice = Choice([rows.b.new_zeros(*rows.b.shape, layer.centre.shape[-1]) for layer in rows.layers], [])
+    c = rows.A
+    for i in range(len(rows.layers) - 1, -1, -1):
+        layer = rows.layers[i]
+        g = c * torch.where(c < 0, layer.upper_slope, layer.lower_slope)
+        m = torch.linalg.vector_norm(c * layer.unstable, dim=-1, keepdim=True) / (2 * layer.radius).clamp_min(1e-20)
+        for _ in range(steps):
+            worst = worst_offset(c, g, m, layer)[1]
+            m = stepped(m, torch.linalg.vector_norm(worst, dim=-1, keepdim=True).square(), layer.radius)
+        choice.multipliers.insert(0, m)
+        c = rows.down(i, g)
+    return choice
+
+
+def stepped(m: Tensor, used: Tensor, radius: Tensor) -> Tensor:
+    """A multiplier nearer to the one at which the worst points lie on the sphere."""
+    return m * (used / radius.square().clamp_min(1e-30)).clamp(1 / 16, 16).sqrt()
+
+
+def ascend(rows: CoupledRows, choice: Choice, iterations: int, rate: float, decay: float) -> tuple[Tensor, Choice, Trace]:
+    """Adam in the coefficients, a step of each multiplier beside; the best values seen, the choice that gave them, the last trace.
+
+    Coefficients move in units of their row, so that a step means the same whatever the scale of the network.
+    """
+    multipliers, extras = list(choice.multipliers), list(choice.extras)
+    best, kept = torch.full_like(rows.b, -torch.inf), Choice(list(extras), list(multipliers))
+    moved = [torch.zeros_like(e) for e in extras]
+    ascent = Ascent(moved)
+    units: list[Tensor] = []
+    for t in range(iterations):
+        value, found = evaluate(rows, Choice(extras, multipliers), trace=True)
+        assert found is not None
+        better = (value > best).unsqueeze(-1)
+        best = torch.where(better[..., 0], value, best)
+        for mine, theirs in zip(kept.parts(), (extras, multipliers), strict=True):
+            mine[:] = [torch.where(better, new, old) for new, old in zip(theirs, mine, strict=True)]
+        if t + 1 == iterations:
+            break
+        units = units or [_unit(c, layer) for c, layer in zip(found.above, rows.layers, strict=True)]
+        gradients = [u * e for u, e in zip(units, found.excess, strict=True)]
+        # Adam would turn the rounding of a gradient that is 0 into whole steps: what counts is measured by the row's largest.
+        floors = [NOISE * torch.linalg.vector_norm(g, torch.inf, dim=-1, keepdim=True).clamp_min(1e-30) for g in gradients]
+        ascent.step(moved, gradients, rate * decay**t, floors)
+        extras = [torch.addcmul(e, v, u) for e, v, u in zip(choice.extras, moved, units, strict=True)]
+        multipliers = [stepped(m, used, layer.radius) for m, used, layer in zip(multipliers, found.used, rows.layers, strict=True)]
+    assert found is not None
+    return best, kept, found
+
+
+def ascend_open(build: Callable[[Tensor], CoupledRows], count: int, legs: Sequence[int], rate: float, decay: float, stop: bool) -> Choice:
+    """`ascend` for `count` rows (dimension 0) in legs; with `stop` each leg goes on with the rows that are not positive yet."""
+    rows = build(torch.arange(count))
+    live, choice = torch.arange(count, device=rows.b.device), start(rows)
+    whole, done = choice, 0
+    for leg in legs:
+        best, choice, _ = ascend(rows, choice, leg, rate * decay**done, decay)
+        done += leg
+        for into, new in zip(whole.parts(), choice.parts(), strict=True):
+            into[:] = [old.index_copy(0, live, part) for old, part in zip(into, new, strict=True)]
+        if stop:
+            still = (~(best > 0).all(1)).nonzero(as_tuple=True)[0]
+            if len(still) == 0:
+                break
+            if len(still) < len(best):
+                live, choice = live[still], choice.select(still)
+                rows = build(live)
+    return whole
+
+
+def _unit(c: Tensor, layer: CoupledLayer) -> Tensor:
+    """A quarter of a neuron's coefficient and of the mean over the row's unstable neurons; 0 on the others, which stay exact."""
+    mean = ((c * layer.unstable).square().sum(-1, keepdim=True) / layer.unstable.sum(-1, keepdim=True).clamp_min(1)).sqrt()
+    return 0.35 * (c.abs() + 0.3 * mean) * layer.unstable
+
+
+def relaxation_gaps(rows: CoupledRows, choice: Choice, found: Trace) -> tuple[list[Tensor], list[Tensor]]:
+    """What each neuron's share of the bound lies below its true value at the minimiser, and how low that share is: what to split."""
+    gaps, charges = [], []
+    for i, layer in enumerate(rows.layers):
+        c, g, excess = found.above[i], found.below[i], found.excess[i]
+        worst = found.worst[i] + layer.centre
+        at = worst + excess
+        bends = (at - layer.centre).square() - found.worst[i].square()
+        m = multiplier(choice.multipliers[i], layer.radius)
+        gaps.append((c * (at.clamp_min(0) - worst.clamp_min(0)) - g * excess + m / 2 * bends).clamp_min(0))
+        charges.append((g * worst - c * worst.clamp_min(0)).clamp_min(0))
+    return gaps, charges
+
+
+def with_splits(rows: CoupledRows, splits: Sequence[Tensor]) -> CoupledRows:
+    """Rows of sub-problems: where a split (+1, -1, 0) has cut a range, g may pass its end."""
+    inf = torch.full((), torch.inf, dtype=rows.b.dtype, device=rows.b.device)
+    layers = [
+        replace(layer, unstable=layer.unstable | (s != 0), beyond=(torch.where(s > 0, inf, -inf), torch.where(s < 0, inf, -inf)))
+        for layer, s in zip(rows.layers, splits, strict=True)
+    ]
+    return replace(rows, layers=layers)
+
+
+def dense_rows(
+    layers: Sequence[Affine], relaxations: Sequence[Relaxation], domain: Domain, A_BSN: Tensor, b_BS: Tensor, gamma: float
+) -> CoupledRows:
+    """Whole rows [B, S, N] on the ReLUs of the last of `layers`."""
+    B, S = b_BS.shape
+    views = []
+    for layer, r, ball in zip(layers, relaxations, domain.balls, strict=False):
+        lower, upper, centre, radius, unstable, adaptive, slope, scale = (
+            t.unsqueeze(1)
+            for t in (r.lower_BN, r.upper_BN, ball.centre_BN, ball.radius_B1, r.unstable_BN, r.adaptive_BN, r.upper_slope_BN, r.scale_BN)
+        )
+        relaxed = (unstable, adaptive, slope)
+        views.append(CoupledLayer.of(lower, upper, centre, radius, relaxed, layer.bias_N, scale if gamma else None))
+
+    def image(A_BSN: Tensor) -> tuple[Tensor, Tensor]:
+        value_BS, offset_BSN = domain.minimise(A_BSN)
+        if gamma:
+            value_BS = value_BS - 4 * gamma * weighed(A_BSN, domain.reach)
+        return value_BS, domain.x_BN.unsqueeze(1) + offset_BSN
+
+    return CoupledRows(
+        views, A_BSN, b_BS,
+        down=lambda i, g_BSN: layers[i].transpose(g_BSN.flatten(0, 1)).view(B, S, layers[i].inputs),
+        up=lambda i, x_BSN: layers[i].linear(x_BSN.flatten(0, 1)).view(B, S, layers[i].outputs),
+        image=image, gamma=gamma,
+    )  # fmt: skip
