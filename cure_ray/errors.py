@@ -24,5 +24,5 @@ def nearest(name: str, valid: "list[str] | tuple[str, ...]") -> str:
     """' Did you mean X?' for the closest valid name, or the list of valid names."""
     import difflib
 
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else f" Valid: {', '.join(valid)}."

@@ -109,8 +109,8 @@ def radius(
     """
     if norm not in NORMS:
         raise UserError(f"unknown norm {norm!r}.{nearest(str(norm), NORMS)}")
-    if not 0 < precision < 1:
-        raise UserError(f"precision must lie between 0 and 1, got {precision}")
+    if not isinstance(precision, int | float) or not 0 < precision < 1:
+        raise UserError(f"precision must lie between 0 and 1, got {precision!r}")
     request = build(network, images, labels, [Ball(norm, 0.0)], samples, out, **options)
     if len(request.subjects) != 1:
         raise UserError(f"radius is about one network at a time, these are {len(request.subjects)}")

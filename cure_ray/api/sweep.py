@@ -73,8 +73,8 @@ def sweep(
 
     search = source if isinstance(source, Sweep) else load_sweep(source)
     if trials is not None:
-        if trials < 1:
-            raise UserError(f"trials must be at least 1, got {trials}")
+        if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+            raise UserError(f"trials must be a whole number, at least 1, got {trials!r}")
         search = search.model_copy(update={"trials": trials})
     done = run_sweep(search, Path(out) if out is not None else default_directory(search), address, data_dir, quiet)
     found = []

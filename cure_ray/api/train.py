@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cure_ray.config import Experiment, load_experiment
+from cure_ray.errors import UserError
 from cure_ray.runs.directory import default_directory
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.record import RunResult
@@ -62,6 +63,8 @@ def train(
     (1, 8, 8)
     """
     short = {path: value for path, value in (("training.method", method), ("scale", scale)) if value is not None}
+    if not isinstance(overrides, Mapping) and (isinstance(overrides, str) or not isinstance(overrides, Iterable)):
+        raise UserError(f"overrides are a mapping like {{'training.eta': 1}} or a list of texts like ['training.eta=1'], not {overrides!r}")
     wanted = {**overrides, **short} if isinstance(overrides, Mapping) else [*overrides, *(f"{k}={v}" for k, v in short.items())]
     settings = load_experiment(experiment, wanted)
     directory = Path(out) if out is not None else default_directory(settings)

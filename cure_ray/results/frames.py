@@ -161,7 +161,9 @@ def load(
     `runs` are directories to look for training runs in (learning curves, hardware), besides the sources and their neighbours.
     `by_name` calls the rows of the tables by their experiments' names instead of their methods.
     """
-    paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    paths = [sources] if isinstance(sources, str | Path) else [*sources] if isinstance(sources, Iterable) else []
+    if not paths:
+        raise UserError(f"results are read from a directory, or a list of them, not from {sources!r}")
     stores = tuple({s.root: s for path in paths for s in find_stores(path)}.values())  # a store named twice is read once
     check_same_data(stores)
     verdicts = read_verdicts(stores)

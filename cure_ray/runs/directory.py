@@ -42,6 +42,8 @@ def resolve_checkpoint(path: Path) -> Path:
 def claim_directory(directory: Path, experiment: Experiment, resume: bool) -> None:
     """Make the directory this experiment's, or say whose it is. Never overwrites."""
     described = directory / EXPERIMENT
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file; a run needs a directory. Choose another --out.")
     if described.exists():
         owner = load_experiment(described)
         if owner.config_hash != experiment.config_hash:

@@ -245,6 +245,8 @@ def _check_dimensions(space: Any) -> None:
 
 def load_sweep(path: str | Path | Mapping[str, Any]) -> Sweep:
     """A checked sweep from its file, its name or its content: every end of its space is a valid experiment."""
+    if not isinstance(path, str | Path | Mapping):
+        raise UserError(f"a sweep is a YAML file, its name or its content as a dict, not {path!r}")
     data = dict(path) if isinstance(path, Mapping) else _read_mapping(Path(path))
     if not isinstance(path, Mapping) and _claimed(Path(path)):
         data = {**NEWER, **data}  # begun by an older version, which had none of these: it goes on as it began

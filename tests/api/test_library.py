@@ -3,7 +3,9 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +60,21 @@ def test_bad_input_raises_what_the_command_line_prints(tmp_path: Path) -> None:
         cure_ray.report(tmp_path)
     with pytest.raises(cure_ray.UserError, match="no such file"):
         cure_ray.sweep(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: cure_ray.train("smoke", overrides=5), "overrides are a mapping"),
+        (lambda: cure_ray.train("smoke", overrides="scale=0.1"), "overrides are a mapping"),
+        (lambda: cure_ray.train("smoke", out=__file__), "is a file"),
+        (lambda: cure_ray.sweep("smoke", trials="a"), "trials must be a whole number"),
+        (lambda: cure_ray.sweep(3), "a sweep is a YAML file"),
+        (lambda: cure_ray.report(3), "read from a directory"),
+        (lambda: cure_ray.load_results([]), "read from a directory"),
+        (lambda: cure_ray.radius(None, precision="a"), "precision must lie"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_sentences(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(cure_ray.UserError, match=sentence):
+        call()
