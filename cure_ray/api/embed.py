@@ -67,6 +67,8 @@ def embed(asked: EmbedRequest) -> latents.LatentsInfo:
     splits = {split: read_sentences(path) for split, path in files.items()}
     _check_labels(splits)
     lists = word_lists(asked.augment, asked.wordnet, asked.neighbours)
+    if asked.copies != 1 and not lists:
+        raise UserError("--copies is about substituted sentences: name the lists they come from, like --augment pwws,cf8")
     ours = (latents.ABOUT, latents.PARTS, ENCODER)
     if asked.out.exists() and any(asked.out.iterdir()) and not any((asked.out / name).exists() for name in ours):
         raise UserError(f"{asked.out} is not empty and was not written by `cure-ray embed`. Choose another --out.")
@@ -95,6 +97,8 @@ def _encoder(asked: EmbedRequest, train: list[Sentence], say: _Speaker, stop: St
     tuning, target, note = Tuning(asked.tune, asked.tune_epochs, seed=asked.seed), asked.out / ENCODER, asked.out / f"{ENCODER}.txt"
     mark = f"{base.digest} {sorted(tuning.words().items())}\n"
     if not (target.is_dir() and note.is_file() and note.read_text() == mark):
+        if (asked.out / latents.ABOUT).exists():
+            raise UserError(f"{asked.out} holds vectors of another encoder, which heads may rest on: choose another --out")
         chosen = latents.choose(train, tuning.sentences, tuning.seed, "tune")
 
         def tick(done: int, steps: int, loss: float) -> None:
@@ -121,6 +125,10 @@ def _encode(
         for row, sentence in enumerate(train)
     ]
     copies = [s for s, fits in zip(copies, encoder.fits([s.text for s in copies]), strict=True) if fits] if copies else []
+    key = latents.content_key(encoder, train, test, copies)
+    before = latents.finished(asked.out, key)
+    if before is not None:
+        return before
     total, done, parts = len(train) + len(test) + len(copies), 0, asked.out / latents.PARTS
 
     def tick(count: int) -> None:
@@ -147,6 +155,7 @@ def _encode(
         tuned=Tuning(asked.tune, asked.tune_epochs, seed=asked.seed).words() if asked.tune else None,
         augmented={"lists": {n: w.digest for n, w in lists.items()}, "sentences": len(copies)} if copies else None,
         seconds=time.perf_counter() - began,
+        key=key,
     )
     latents.write_info(asked.out, info, {"train": train, "test": test})
     shutil.rmtree(parts)

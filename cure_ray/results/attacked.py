@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from cure_ray.errors import SoundnessError
-from cure_ray.results.evaluations import FALSIFIED, MISCLASSIFIED
+from cure_ray.results.evaluations import STATUSES, Bools, Evaluation
 from cure_ray.results.store import Store
 from cure_ray.results.study import Entry, Study
 from cure_ray.text.record import WordsRecord, inside
@@ -21,6 +21,7 @@ from cure_ray.threats.balls import EACH
 from cure_ray.threats.norms import NORMS
 
 FAMILY = "text"
+UNKNOWN = STATUSES.index("unknown")
 _COLUMNS = [
     "checkpoint_digest", "threat", "sample_index", "label", "predicted", "status", "nodes", "attack_margin", "message", "family",
 ]  # fmt: skip
@@ -43,7 +44,7 @@ class Attacked:
     @property
     def tried(self) -> bool:
         """Whether there was anything to attack: a sentence that is misclassified as it stands is not."""
-        return self.status != "misclassified"
+        return self.status in ("falsified", "unknown")
 
 
 def read_attacked(stores: Sequence[Store]) -> list[Attacked]:
@@ -134,6 +135,10 @@ def under_attack(entry: Entry) -> dict[str, tuple[float, int]]:
     found = {}
     for threat in entry.everything.family(FAMILY):
         block = entry.everything.only([threat])
-        stands = ~np.isin(block.status[:, 0], (FALSIFIED, MISCLASSIFIED))
-        found[threat.name] = (100.0 * float(stands.mean()), block.n)
+        found[threat.name] = (100.0 * float(stands(block).mean()), block.n)
     return found
+
+
+def stands(block: Evaluation) -> Bools:
+    """Of a block of one attack: the sentences it tried and could not break. A row that failed does not stand."""
+    return np.asarray(block.status[:, 0] == UNKNOWN)

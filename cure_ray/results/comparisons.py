@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from cure_ray.errors import UserError
+from cure_ray.results.attacked import stands
 from cure_ray.results.evaluations import Ints
 from cure_ray.results.statistics import holm, mcnemar
 from cure_ray.results.study import Entry, Study
@@ -56,7 +57,7 @@ def scores(entry: Entry, metric: str) -> Scores:
     families = {"gcr_geo": ("geometric",), "gcr_all": ("geometric", "patch")}
     if metric.startswith("words_"):
         attacked = every.only([t for t in every.family("text") if metric == f"words_{t.name}"] or _no_verdicts(entry, metric))
-        return Scores(attacked.samples, attacked.empirical[:, 0].astype(np.int64), 1)
+        return Scores(attacked.samples, stands(attacked).astype(np.int64), 1)
     if metric in families:
         threats = every.family(*families[metric])
     else:

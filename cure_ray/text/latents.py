@@ -46,6 +46,7 @@ class LatentsInfo:
     tuned: dict[str, float] | None = None
     augmented: dict[str, Any] | None = None
     seconds: float = 0.0
+    key: str = ""  # of the encoder and every sentence, in order
     format: int = FORMAT
 
 
@@ -85,6 +86,22 @@ def encode_kept(encoder: Encoder, texts: Sequence[str], parts: Path, tick: Tick)
             write_array(file, out[-1].numpy())
         tick(len(chunk))
     return torch.cat(out)
+
+
+def content_key(encoder: Encoder, *parts: Sequence[Sentence]) -> str:
+    """What a directory of vectors is of."""
+    rows = [[[s.text, s.label] for s in part] for part in parts]
+    return hashlib.sha256(json.dumps([encoder.digest, rows]).encode()).hexdigest()
+
+
+def finished(directory: Path, key: str) -> LatentsInfo | None:
+    """What an earlier call wrote, if it was about the same; UserError if the directory holds something else."""
+    if not (directory / ABOUT).exists():
+        return None
+    info = read_info(directory)
+    if info.key != key:
+        raise UserError(f"{directory} holds vectors of other sentences or another encoder, which heads may rest on: choose another --out")
+    return info if (directory / LATENTS).exists() else None
 
 
 def write_array(file: Path, array: NDArray[Any]) -> None:

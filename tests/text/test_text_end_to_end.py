@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,6 +18,7 @@ from cure_ray.api.embed import EmbedRequest, embed
 from cure_ray.api.replay import Hand, replay_store
 from cure_ray.api.words import WordsRequest, attack_text, summary
 from cure_ray.attacks import replay_network
+from cure_ray.cli import main
 from cure_ray.errors import SoundnessError, UserError
 from cure_ray.results.attacked import read_attacked, refuse_contradictions
 from cure_ray.results.fsck import fsck
@@ -102,6 +104,38 @@ def test_embedding_again_gives_the_same_bytes_and_one_that_was_stopped_goes_on(
     assert encoded == texts[:48]
     assert (tmp_path / "again" / "latents.npz").read_bytes() == whole
     assert not (tmp_path / "again" / "parts").exists()
+
+
+def test_a_finished_directory_is_left_alone_and_never_taken_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {p.name: p.stat().st_mtime_ns for p in place.out.iterdir()}
+    monkeypatch.setattr(Encoder, "encode", lambda self, chunk: pytest.fail("there is nothing left to encode"))
+    assert embed(place.request()) == place.info
+    assert {p.name: p.stat().st_mtime_ns for p in place.out.iterdir()} == before
+    for other in ({"train": 24}, {"tune": 32}, {"tune": 0}, {"augment": ("cf8",)}):
+        with pytest.raises(UserError, match="which heads may rest on: choose another --out"):
+            embed(place.request(**other))
+    with pytest.raises(UserError, match="--copies is about substituted sentences"):
+        embed(place.request(copies=2, augment=()))
+
+
+def test_the_commands_do_the_same_and_bad_input_ends_with_code_2(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["cure-ray", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return said.out if end.value.code in (0, None) else f"{end.value.code}: {said.err}"
+
+    said = command("embed", place.data, "--encoder", place.encoder, "--out", tmp_path / "z", "--train", 8, "--pooling", "cls")
+    assert "embedded 8 training and 16 test sentences in 16 dimensions" in said
+    lists = ("--wordnet", place.wordnet, "--neighbours", place.neighbours)
+    said = command("attack-text", *place.runs.values(), "--out", tmp_path / "r", "--samples", 3, *lists, "--quiet")
+    assert said.count("of 3 sentences") == 4
+    assert read_attacked([Store.open(tmp_path / "r")])
+    assert command("embed", place.data, "--encoder", tmp_path, "--out", tmp_path / "y").startswith("2: error: encoder")
+    assert "needs a list of neighbours" in command("attack-text", place.runs["max"], "--out", tmp_path / "q", "--attack", "cf8")
 
 
 def test_every_broken_sentence_is_misclassified_when_it_is_tokenized_and_encoded_anew(place: Place) -> None:
