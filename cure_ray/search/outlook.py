@@ -81,7 +81,7 @@ def _where(directory: Path, numbers: Sequence[int]) -> str:
     """The epochs of running trials: of few one by one (the slowest seed of each), of many their range."""
     found = {}
     for number in numbers:
-        runs = [epochs_of(run) for run in trial_runs(directory, number)]
+        runs = [known for run in trial_runs(directory, number) if (known := epochs_of(run))[0]]  # others are just being made
         if runs:
             found[number] = min((int(rows[-1]["epoch"]) if rows else 0, epochs) for epochs, rows in runs)
     if not found:

@@ -7,7 +7,6 @@ on timing: what must not depend on it is the result.
 import errno
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -21,15 +20,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cluster_helpers import files_of, own_processes, tiny
+from cluster_helpers import files_of, own_processes, several_nodes, tiny
 from optuna.trial import TrialState
 
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, plan
 from cure_ray.cluster import certification as shards
-from cure_ray.cluster.embedded import reread_environment
-from cure_ray.cluster.session import ENVIRONMENT
 from cure_ray.cluster.training.workers import train_parallel
 from cure_ray.cluster.trials.sweep import run_sweep
 from cure_ray.data.images import load_dataset
@@ -59,20 +56,9 @@ def count_aloud() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[object]:
-    """A head that runs no work and is never killed, and five worker nodes that are."""
-    os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    import ray
-    from ray.cluster_utils import Cluster
-
-    reread_environment()
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(5):
-        cluster.add_node(num_cpus=2)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    """Five nodes besides the head."""
+    with several_nodes(5, 2) as cluster:
+        yield cluster
 
 
 class Murderer(threading.Thread):

@@ -1,7 +1,5 @@
 """Certification on a cluster whose nodes come and go, as spot instances and autoscaling make it: shards move, nothing is done twice."""
 
-import os
-import secrets
 import threading
 import time
 from collections import Counter
@@ -11,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from cluster_helpers import tiny
+from cluster_helpers import several_nodes, tiny
 
 from cure_ray.certification.engines import make_engine
 from cure_ray.certification.identity import network_identity
 from cure_ray.certification.job import CascadeSettings, Job, Shard, plan
 from cure_ray.cluster import certification as shards
-from cure_ray.cluster.embedded import reread_environment
-from cure_ray.cluster.session import ENVIRONMENT
 from cure_ray.data.images import load_dataset
 from cure_ray.data.samples import Samples
 from cure_ray.results.store import Store
@@ -31,19 +27,9 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A head that runs no work, and two nodes for one worker each."""
-    os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    import ray
-    from ray.cluster_utils import Cluster
-
-    reread_environment()
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(2):
-        made.add_node(num_cpus=1)
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    """Two nodes for one worker each."""
+    with several_nodes(2, 1) as made:
+        yield made
 
 
 def test_nodes_come_and_go_and_every_shard_is_written_once(cluster: Any, tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 import json
 import os
+import secrets
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cure_ray.cluster import watchdog
+from cure_ray.cluster.embedded import reread_environment
+from cure_ray.cluster.session import ENVIRONMENT
 from cure_ray.config import Experiment, resolve
+from cure_ray.runs.lease import holder, take_for
 
 
 def tiny(**training: Any) -> Experiment:
@@ -88,6 +93,37 @@ def listening(pids: list[int]) -> Doors:
         if int(fields[3], 16) & 0x10000 and fields[6] in inodes:  # __SO_ACCEPTCON: listens
             unix.add(fields[7] if len(fields) > 7 else "")
     return Doors(frozenset(tcp), frozenset(unix))
+
+
+@contextmanager
+def several_nodes(count: int, cpus: int) -> Iterator[Any]:
+    """A cluster on this machine, with a head that runs no work and is never killed, and nodes that may be; this process is its driver."""
+    os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    import ray
+    from ray.cluster_utils import Cluster
+
+    reread_environment()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(count):
+        cluster.add_node(num_cpus=cpus)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def held_elsewhere(run: Path) -> Path:
+    """A lease of a process on another machine, which has not said that it ended; its pulse."""
+    with take_for(run, 1):
+        pass
+    found = holder(run)
+    assert found is not None
+    (found.desk / "released").unlink()
+    there = {**found.about, "host": "node7", "place": "node7 another-boot pid:[1]"}
+    (found.desk / "holder.json").write_text(json.dumps({**there, "caller": there}))
+    return found.desk / "pulse"
 
 
 def session_processes(directory: Path, driver: int) -> list[int]:

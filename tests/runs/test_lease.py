@@ -1,6 +1,5 @@
 """A run directory has one writer: whoever lost it writes nothing more, wherever he was stopped and whatever his file system told him."""
 
-import json
 import os
 import random
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_helpers import held_elsewhere
 from network_files import as_client, network_files
 from run_helpers import essence, everything, small
 
@@ -180,18 +180,6 @@ def test_only_the_same_call_succeeds_itself(tmp_path: Path) -> None:
             pass
 
 
-def elsewhere(run: Path) -> Path:
-    """The lease of a process on another machine; its pulse."""
-    with take_for(run, 1):
-        pass
-    found = holder(run)
-    assert found is not None
-    (found.desk / "released").unlink()
-    about = {**found.about, "host": "node7", "place": "node7 another-boot pid:[1]"}
-    (found.desk / "holder.json").write_text(json.dumps({**about, "caller": about}))
-    return found.desk / "pulse"
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cure_ray.runs.lease.LISTEN", 0.3)
@@ -200,7 +188,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("age", [0, 6 * 3600, -6 * 3600])
 def test_the_holder_on_another_machine_is_judged_by_its_pulse_and_not_by_times(tmp_path: Path, impatient: None, age: float) -> None:
-    pulse = elsewhere(tmp_path)
+    pulse = held_elsewhere(tmp_path)
     os.utime(pulse, (time.time() - age,) * 2)
     with beating(Pulse(pulse)), pytest.raises(UserError, match=r"is being trained by process .* on node7"), take(tmp_path):
         pass

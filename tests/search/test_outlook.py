@@ -27,8 +27,11 @@ def test_before_any_trial_ended_the_pace_of_epochs_tells_how_long_it_takes(out: 
     """Four trials of four epochs of 100 s, two at once, half of both done: 200 s for these and 400 s for the others."""
     with call(out) as ledger:
         assert outlook(ledger) == "0 trials running; 0 of 4 done"
-        for proposal in (proposed(ledger), proposed(ledger)):
-            at_epoch(ledger, proposal, 2, 100.0)
+        first, second = proposed(ledger), proposed(ledger)
+        run_of(ledger, second).mkdir(parents=True)  # it has just begun
+        at_epoch(ledger, first, 2, 100.0)
+        assert outlook(ledger).startswith("2 trials running (trial 0: epoch 2 of 4); 0 of 4 done")
+        at_epoch(ledger, second, 2, 100.0)
         assert outlook(ledger) == "2 trials running (trial 0: epoch 2 of 4, trial 1: epoch 2 of 4); 0 of 4 done; about 10 min left"
 
 

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_helpers import held_elsewhere
 from optuna.trial import TrialState
 from search_helpers import SWEEP, call, new_sweep, proposed, run_of, trained
 
 from cure_ray.config import dump_experiment
 from cure_ray.errors import UserError
-from cure_ray.runs.lease import holder, take, take_for
+from cure_ray.runs.lease import take
 from cure_ray.runs.pulse import Pulse, beating, this_process
 from cure_ray.search.layout import JOURNAL
 from cure_ray.search.space import Sweep
@@ -136,18 +137,6 @@ def test_a_directory_one_may_not_read_gets_a_sentence(worked: Path, monkeypatch:
     monkeypatch.setattr("cure_ray.search.status._describe", refuse)
     with pytest.raises(UserError, match=r"journal\.log may not be read by you"):
         describe_directory(worked)
-
-
-def held_elsewhere(run: Path) -> Path:
-    """The lease of a process on another machine, which said nothing of an end; its pulse."""
-    with take_for(run, 1):
-        pass
-    found = holder(run)
-    assert found is not None
-    (found.desk / "released").unlink()
-    there = {**found.about, "host": "node7", "place": "node7 another-boot pid:[1]"}
-    (found.desk / "holder.json").write_text(json.dumps({**there, "caller": there}))
-    return found.desk / "pulse"
 
 
 def test_a_worker_of_another_machine_that_is_not_heard_of_is_not_shown_as_if_it_worked(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
