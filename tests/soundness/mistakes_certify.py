@@ -205,6 +205,43 @@ PERTURBED = [
         "(edge(step, first, count), edge(step, last, count))",
         "(edge(step, min(first + 1, last), count), edge(step, last, count))",
     ),
+    (
+        "windows: padding reversed",
+        WINDOWS,
+        "max(-columns[0], 0), max(columns[1] - W, 0), max(-rows[0], 0), max(rows[1] - H, 0))",
+        "max(columns[1] - W, 0), max(-columns[0], 0), max(rows[1] - H, 0), max(-rows[0], 0))",
+    ),
+    (
+        "cells: a start beyond the limit is dropped",
+        CELLS,
+        "return sorted(cells + small, key=distance)",
+        "return sorted(small, key=distance)",
+    ),
+    (
+        "windows: the error of clean activations not carried on",
+        WINDOWS,
+        "error_1N = layer.linear(error_1N, layer.weight_abs) + slack_1N",
+        "error_1N = 0 * layer.linear(error_1N, layer.weight_abs)",
+    ),
+    (
+        "all positions: the window of a square patch",
+        WINDOWS,
+        "size = (min(height, ky), min(width, kx))",
+        "size = (min(height, ky), min(height, kx))",
+    ),
+    (
+        "patch: certified images not attacked again",
+        PATCH,
+        "    _attack_certified(network, x_BCHW,",
+        "    (lambda *given: None)(network, x_BCHW,",
+    ),
+    ("patch: attacked again where nothing changes", "certification/patched.py", "fill = (slope < 0).to(x_BCHW)", "fill = x_BCHW"),
+    (
+        "geometric: certified images not attacked again",
+        GEOMETRIC,
+        "        self._attack_certified()\n",
+        "",
+    ),
 ]
 
 CASCADE_FILE = "certification/balls.py"

@@ -114,6 +114,11 @@ def check_boxes() -> None:
             assert torch.allclose(separate, attained, atol=1e-6)
     rows = [[1.0, torch.inf], [1.0, 0.0], [1.0, -1.0], [1.0, torch.nan], [torch.inf, torch.inf], [1e-300, 1.0]]
     assert proven(torch.tensor(rows, dtype=torch.float64)).tolist() == [False, False, False, False, False, True]
+    for wrong in (torch.nan, torch.inf):
+        for end in (0, 1):
+            ends = [flat[0].clone(), flat[1].clone()]
+            ends[end][1, 3] = wrong * (2 * end - 1)
+            assert proven(box_margins(engine, *ends, case.y, "ibp")).tolist()[1] is False, "a box without finite ends is proven"
     _check_exact_boxes()
     for seed in range(2):  # logits that tie exactly: any positive claim is rounding
         tied = NativeEngine(tied_network(seed), "cpu")

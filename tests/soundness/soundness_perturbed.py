@@ -6,6 +6,7 @@ against altered copies of the package.
 
 import itertools
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,13 +38,16 @@ def check_windows() -> None:
     flat_case = SimpleNamespace(
         network=_mlp(nn.Linear(20, 6), nn.Linear(6, 5), nn.Linear(5, 3)), x=torch.rand(3, 1, 4, 5), y=torch.arange(3)
     )
-    for case, height, width in ((designed_network(0), 2, 3), (designed_network(1), 1, 1), (flat_case, 2, 2)):
+    cases = [(designed_network(0), 2, 3), (designed_network(0), 3, 2), (designed_network(1), 1, 1), (flat_case, 2, 2), (flat_case, 1, 3)]
+    cases += [(gappy_network(), height, width) for height, width in ((1, 1), (2, 3), (3, 1))]
+    for case, height, width in cases:
         engine = NativeEngine(case.network, "cpu")
         H, W = case.x.shape[2:]
         places = positions((H, W), height, width)
         assert sorted(places) == [(i, j) for i in range(H - height + 1) for j in range(W - width + 1)]
         clean = clean_pass(engine.decide, flatten_images(case.x.double()), case.y)
         together = anywhere_margins(clean, height, width)
+        assert torch.allclose(together, _anywhere(case.network, case.x, case.y, height, width), rtol=1e-7, atol=1e-7), "all positions"
         for corner in places:
             found = patch_margins(clean, corner, height, width)
             low, high = (flatten_images(_patched(case.x, corner, height, width, torch.tensor(v).double())) for v in (0.0, 1.0))
@@ -60,6 +64,91 @@ def check_windows() -> None:
         engine, x = NativeEngine(network, "cpu"), torch.rand(16, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
         clean = clean_pass(engine.decide, flatten_images(x.double()), torch.arange(16) % 2)
         assert not (patch_margins(clean, (0, 0), 1, 1) > 0).any(), "certified an exact tie"
+
+
+def _anywhere(network: nn.Sequential, x: Tensor, y: Tensor, height: int, width: int) -> Tensor:
+    """All positions together, from the modules: each neuron of the first layer moves by the heaviest window a patch can cover."""
+    from cure_ray.bounds.native.compiled import compile_network, flatten_images
+    from cure_ray.bounds.native.relaxation import margin_rows
+
+    layers = compile_network(network, tuple(x.shape[1:])).to(torch.device("cpu"), torch.float64).layers
+    first, weight = layers[0], layers[0].weight.abs()
+    c = first(flatten_images(x.double()))
+    maps = weight if first.is_conv else weight.view(-1, *x.shape[2:], x.shape[1]).permute(0, 3, 1, 2)
+    tall, wide = min(height, maps.shape[2]), min(width, maps.shape[3])
+    corners = itertools.product(range(maps.shape[2] - tall + 1), range(maps.shape[3] - wide + 1))
+    heavy = torch.stack([maps[:, :, i : i + tall, j : j + wide].sum((1, 2, 3)) for i, j in corners]).amax(0)
+    r = (heavy.repeat(c.shape[1] // len(heavy)) if first.is_conv else heavy).expand_as(c)
+    for layer in layers[1:]:
+        low, high = (c - r).clamp_min(0), (c + r).clamp_min(0)
+        if layer is layers[-1]:
+            break
+        c, r = layer((low + high) / 2), layer.linear((high - low) / 2, layer.weight.abs())
+    rows = margin_rows(y, network.num_classes, torch.float64)
+    A = rows @ layers[-1].weight
+    return torch.einsum("bsn,bn->bs", A.clamp_min(0), low) + torch.einsum("bsn,bn->bs", A.clamp_max(0), high) + rows @ layers[-1].bias_N
+
+
+def check_window_rounding() -> None:
+    """First layers of patched images in rational arithmetic, without tolerance, where large terms cancel."""
+    from cure_ray.bounds.native.compiled import flatten_images
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.certification import windows
+    from cure_ray.networks.models import Network
+
+    torch.manual_seed(6)
+    x = torch.rand(1, 1, 4, 5, dtype=torch.float64)
+    dense, conv = nn.Linear(20, 40).double(), nn.Conv2d(1, 12, 3, 1, 1).double()
+    with torch.no_grad():
+        dense.weight.mul_(1000)
+        dense.bias.copy_(-(dense.weight @ x.flatten()))
+        conv.weight.mul_(1000)
+        conv.bias.copy_(-conv(x)[0, :, 1, 1] + conv.bias)
+    tail = [nn.Linear(40, 2).double()], [nn.Flatten(), nn.Linear(240, 4).double(), nn.ReLU(), nn.Linear(4, 2).double()]
+    for first, rest in ((dense, tail[0]), (conv, tail[1])):
+        layers = [nn.Flatten(), first, nn.ReLU(), *rest] if first is dense else [first, nn.ReLU(), *rest]
+        engine = NativeEngine(Network(layers, (1, 4, 5), 2).eval(), "cpu")
+        clean = windows.clean_pass(engine.decide, flatten_images(x), torch.tensor([0]))
+        half = torch.full((1, 2, 1, 1), 0.5, dtype=torch.float64)
+        window = windows._Window(half, half, (1, 3), (2, 3))
+        if first is dense:
+            c, r = windows._into_dense(clean.layers[0], window)
+            found = [(float(c[0, i] - r[0, i]), float(c[0, i] + r[0, i]), i, None) for i in range(40)]
+        else:
+            out = windows._through_convolution(clean.layers[0], window)
+            places = itertools.product(range(*out.rows), range(*out.columns), range(12))
+            ends = zip((out.c - out.r).flatten().tolist(), (out.c + out.r).flatten().tolist(), places, strict=True)
+            found = [(low, high, k, (i, j)) for low, high, (i, j, k) in ends]
+        for low, high, neuron, place in found:
+            least, most = _exact_ends(first, neuron, place, x[0, 0].tolist())
+            assert Fraction(low) <= max(least, Fraction(0)) * (1 + Fraction(1, 2**50)), "a patched neuron goes below its bound"
+            assert Fraction(high) >= max(most, Fraction(0)) * (1 - Fraction(1, 2**50)), "a patched neuron goes above its bound"
+
+
+def _exact_ends(layer: nn.Module, neuron: int, place: tuple[int, int] | None, pixels: list[list[float]]) -> tuple[Fraction, Fraction]:
+    """The smallest and largest value of a neuron while the pixels of rows 1 and 2, column 2 take any value in [0, 1]."""
+    least = most = Fraction(layer.bias[neuron].item())
+    for i, j in itertools.product(range(4), range(5)):
+        if place is None:
+            w = layer.weight[neuron, 5 * i + j].item()
+        else:
+            a, b = i - place[0] + 1, j - place[1] + 1
+            w = layer.weight[neuron, 0, a, b].item() if 0 <= a < 3 and 0 <= b < 3 else 0.0
+        free = i in (1, 2) and j == 2
+        least += min(Fraction(w), Fraction(0)) if free else Fraction(w) * Fraction(pixels[i][j])
+        most += max(Fraction(w), Fraction(0)) if free else Fraction(w) * Fraction(pixels[i][j])
+    return least, most
+
+
+def gappy_network() -> SimpleNamespace:
+    """Strides longer than the kernels, and different ones: some pixels no output reads, and windows that only partly matter."""
+    from cure_ray.networks.models import Network
+
+    torch.manual_seed(4)
+    layers = [nn.Conv2d(1, 2, (2, 1), (3, 2)), nn.ReLU(), nn.Conv2d(2, 3, (1, 2), (1, 2), (0, 1)), nn.ReLU(), nn.Flatten()]
+    layers += [nn.Linear(3 * 2 * 3, 5), nn.ReLU(), nn.Linear(5, 3)]
+    network = Network(layers, (1, 7, 8), 3).eval()
+    return SimpleNamespace(network=network, x=torch.rand(3, 1, 7, 8), y=torch.arange(3))
 
 
 def _mlp(*layers: nn.Linear) -> nn.Sequential:
@@ -137,6 +226,9 @@ def check_patch() -> None:
     (honest,) = patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), patch.PatchSettings(precheck=True))
     assert str(honest.status) == "certified"
     assert float(honest.margins.min()) <= 0.05 + 1e-6
+    for seed in range(4):  # the attack before the proof finds the worst patch; the one after it need not
+        (honest,) = patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), seed=seed)
+        assert abs(honest.attack_margin - 0.05) < 1e-6, "the smaller of two margins is kept"
     with _lying(patch, "patch_margins", 0.01), tempfile.TemporaryDirectory() as folder:
         alarm = Alarm(engine, network, root=Path(folder))
         _expect(SoundnessError, lambda: patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), alarm=alarm))
@@ -182,20 +274,40 @@ def _expect(kind: type[Exception], run: object) -> None:
 
 def check_cells() -> None:
     """A range cut in halves again and again ends in every leaf, once, and leaves share their edges."""
-    from cure_ray.certification.cells import split, starting_cells
-    from cure_ray.threats.transformations import parse_transformation
+    from cure_ray.certification.cells import batches, middle, partition, split, starting_cells
+    from cure_ray.threats.transformations import Cell, cell_at, parse_transformation
 
     transformation = parse_transformation("Sc(5),R(40),B(0.01)", widths=(0.02, 3.0, 0.01))
-    cells, leaves = starting_cells(transformation, 9, 9), []
-    while cells:
-        cell = cells.pop()
-        if cell.is_leaf:
-            leaves.append(cell)
-        else:
-            cells += split(transformation, cell, 9, 9)
-    assert sorted(leaf.spans for leaf in leaves) == sorted(
-        itertools.product(*([(i, i + 1) for i in range(count)] for count in transformation.cells))
-    )
+    whole = sorted(itertools.product(*([(i, i + 1) for i in range(count)] for count in transformation.cells)))
+    ways = [starting_cells(transformation, 9, 9), starting_cells(transformation, 9, 9, limit=5), starting_cells(transformation, 9, 9, 0.1)]
+    for cells in [*ways, *(partition(transformation, 9, 9, count) for count in (1, 10, 10_000))]:
+        leaves = []
+        while cells:
+            cell = cells.pop()
+            if cell.is_leaf:
+                leaves.append(cell)
+            else:
+                cells += split(transformation, cell, 9, 9)
+        assert sorted(leaf.spans for leaf in leaves) == whole
+    for leaf in leaves:
+        point, reach = middle(leaf, transformation)
+        assert cell_at(transformation, point) == leaf
+        assert all(
+            abs(t - r - low) < 1e-12 and abs(t + r - high) < 1e-12
+            for t, r, (low, high) in zip(point, reach, leaf.ranges(transformation), strict=True)
+        )
+    corner = tuple(step.high for step in transformation.steps)
+    assert cell_at(transformation, corner).spans == tuple((n - 1, n) for n in transformation.cells)
+    assert cell_at(transformation, tuple(step.low for step in transformation.steps)).spans == ((0, 1),) * 3
+    assert cell_at(parse_transformation("R(0)"), (0.0,)).spans == ((0, 1),)
+    assert Cell(((2, 5), (1, 3))).leaves == 6
+    assert len(partition(transformation, 9, 9, 10)) == 10
+    assert [c.leaves for c in partition(transformation, 9, 9, 1)] == [len(whole)]
+    items = [(Cell(((i, i + 1),)), list(range(size))) for i, size in enumerate((3, 4, 1, 9, 2))]
+    assert [[len(images) for _, images in part] for part in batches(items, 8)] == [[3, 4, 1], [9], [2]]
+    assert [item for part in batches(items, 8) for item in part] == items
+    near, far = split(transformation, Cell(((0, 5), (0, 2), (0, 1))), 9, 9)  # the parameter that moves pixels most, identity side first
+    assert {near.spans[1], far.spans[1]} != {(0, 2)} or {near.spans[0], far.spans[0]} == {(0, 2), (2, 5)}
     for axis, step in enumerate(transformation.steps):
         edges = sorted({end for leaf in leaves for end in leaf.ranges(transformation)[axis]})
         assert len(edges) == transformation.cells[axis] + 1
@@ -236,6 +348,9 @@ def check_geometric() -> None:
             for outcome in geometric.certify_geometric(engine, mild, x[:1], y[:1], turn, settings):
                 assert str(outcome.status) == "certified"
                 assert 0 < float(outcome.margins.min()) <= worst + 1e-6, "a margin above that of some angle"
+                ends = min(0.5 - 0.4 * max(float(seen[k, pixel]) - 0.2, 0.0) for k in (0, -1))
+                assert worst - 0.02 <= outcome.attack_margin, "below the margin of every angle"
+                assert not settings.attack or outcome.attack_margin <= ends + 1e-6, "the smallest margin that was seen is kept"
     shift = parse_transformation("Tu(1),Tv(1)", widths=(0.25, 0.25))
     for row, column in itertools.product((3, 4, 5), repeat=2):  # the dot of the centre reaches each neighbour at one corner of the range
         network = detector((9, 9), [9 * row + column], 0.97, 100.0)
@@ -260,6 +375,7 @@ def check_perturbed() -> None:
     check_images()
     check_sloped()
     check_windows()
+    check_window_rounding()
     check_patch()
     check_cells()
     check_geometric()

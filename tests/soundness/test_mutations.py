@@ -13,14 +13,31 @@ from pathlib import Path
 import pytest
 from mistakes_bounds import BOUNDS
 from mistakes_certify import CASCADE, PERTURBED
+from mistakes_generated import GENERATED, is_equivalent
+from mistakes_others import ATTACKS, IDENTITY, RESULTS
+from mutants import Hang, Mutant, limited, mutants
+from soundness_attacks import check_attacks
 from soundness_cascade import check_cascade
+from soundness_identity import check_identity
 from soundness_perturbed import check_perturbed
+from soundness_results import check_results
 from soundness_tools import check_compact
 
 import cure_ray
 
 PACKAGE = Path(cure_ray.__file__).parent
-CHECKS = {"bounds": (check_compact, BOUNDS), "perturbed": (check_perturbed, PERTURBED), "cascade": (check_cascade, CASCADE)}
+CHECKS = {
+    "bounds": (check_compact, BOUNDS),
+    "perturbed": (check_perturbed, PERTURBED),
+    "cascade": (check_cascade, CASCADE),
+    "attacks": (check_attacks, ATTACKS),
+    "identity": (check_identity, IDENTITY),
+    "results": (check_results, RESULTS),
+}
+BY_RULE = [
+    (area, mutant) for area, (_, files) in GENERATED.items() for file, names in files.items() for mutant in mutants(PACKAGE, file, names)
+]
+HANGS = 30.0  # CPU seconds; the longest check takes a fifth of it
 
 
 @contextmanager
@@ -55,10 +72,15 @@ def caught(root: Path, check: Callable[[], None], file: str, text: str, replacem
     changed = source.replace(text, replacement)
     compile(changed, file, "exec")  # a mistake of the tests would be caught for the wrong reason
     path.write_text(changed)
+    return fails(root, check)
+
+
+def fails(root: Path, check: Callable[[], None], seconds: float = HANGS) -> bool:
     with package_at(root):
         try:
-            check()
-        except Exception:
+            with limited(seconds):
+                check()
+        except (Exception, Hang):
             return True
     return False
 
@@ -78,7 +100,7 @@ def spread(every: int) -> list:
     return [(a, m) for a, m, i in found if i % every == 0], [(a, m) for a, m, i in found if i % every]
 
 
-FAST, LONG = spread(8)  # the first always run; the others with `make soundness`
+FAST, LONG = spread(12)  # the first always run; the others with `make soundness`
 
 
 @pytest.mark.parametrize(("area", "mistake"), FAST, ids=lambda m: m[0] if isinstance(m, tuple) else m)
@@ -90,3 +112,49 @@ def test_a_mistake_is_caught(copy, area, mistake):
 @pytest.mark.parametrize(("area", "mistake"), LONG, ids=lambda m: m[0] if isinstance(m, tuple) else m)
 def test_another_mistake_is_caught(copy, area, mistake):
     assert caught(copy, CHECKS[area][0], *mistake[1:]), f"survived: {mistake[0]}"
+
+
+def pieces(size: int = 12) -> list[tuple[str, list[Mutant]]]:
+    """Mistakes by rule, a dozen of one area to a test: a copy of the package and an import each would cost more than the check."""
+    found = list[tuple[str, list[Mutant]]]()
+    for area, mutant in BY_RULE:
+        if is_equivalent(mutant):
+            continue
+        if not found or found[-1][0] != area or len(found[-1][1]) == size:
+            found.append((area, []))
+        found[-1][1].append(mutant)
+    return found
+
+
+def survivors(root: Path, area: str, some: list[Mutant]) -> list[str]:
+    left = []
+    for mutant in some:
+        path = root / "cure_ray" / mutant.file
+        source = path.read_text()
+        path.write_text(mutant.apply(source))
+        if not fails(root, GENERATED[area][0], 3.0 if area == "cells" else HANGS):
+            left.append(mutant.name)
+        path.write_text(source)
+    return left
+
+
+@pytest.mark.soundness_long
+@pytest.mark.parametrize(("area", "some"), pieces(), ids=lambda m: m if isinstance(m, str) else m[0].function)
+def test_mistakes_made_by_rule_are_caught(copy, area, some):
+    assert survivors(copy, area, some) == []
+
+
+def test_a_few_mistakes_made_by_rule_are_caught(copy):
+    """One of each quick area; `make soundness` makes all of them."""
+    for quick in ("attacks", "cells", "windows"):
+        area, mutant = [(a, m) for a, m in BY_RULE if a == quick and not is_equivalent(m)][7]
+        assert survivors(copy, area, [mutant]) == []
+
+
+def test_every_argument_for_equivalence_is_about_a_mistake_that_is_made():
+    from mistakes_generated import EQUIVALENT
+
+    for file, function, part, why in EQUIVALENT:
+        hits = [m for _, m in BY_RULE if (m.file, m.function) == (file, function) and (part in m.name or part in m.statement)]
+        assert hits, f"{file}: {function}: nothing reads {part!r} any more"
+        assert why

@@ -51,11 +51,12 @@ def load() -> Any:
 
 
 def version() -> str:
-    """The version of the loaded auto_LiRPA, as its metadata or the module says."""
+    """The version of the auto_LiRPA that is loaded. Metadata may be of another copy: PYTHONPATH goes before what is installed."""
+    own = getattr(load(), "__version__", None)
     try:
-        return importlib.metadata.version("auto_LiRPA")
+        return str(own or importlib.metadata.version("auto_LiRPA"))
     except importlib.metadata.PackageNotFoundError:
-        return str(getattr(load(), "__version__", "unknown"))
+        return "unknown"
 
 
 def _put_back_numpy_arraysetops() -> list[str]:
