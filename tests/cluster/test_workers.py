@@ -69,7 +69,7 @@ def test_a_parallel_run_has_the_bits_of_a_serial_one_with_average_accumulation_a
 ) -> None:
     """The certified ranks keep the average, every rank makes the statistics, a copied Adam travels to the natural one."""
     switches = {"loss": "mtl", "lambda_2": 0.3, "ema": 0.9, "accumulate": 2, "precise_bn": True, "weight_decay": 0.01}
-    experiment = tiny(epochs=3, nt_optimizer="copy", **switches)
+    experiment = tiny(epochs=2, nt_optimizer="copy", **switches)
     serial = train_run(experiment, tmp_path / "serial", quiet=True)
     parallel = train_parallel(experiment, tmp_path / "parallel", quiet=True)
     assert files_of(parallel.checkpoint) == files_of(serial.checkpoint)
