@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cure_ray.cli import main
 from cure_ray.search.space import Sweep
 from cure_ray.search.study import claim
 from cure_ray.testing import stores
@@ -47,12 +48,24 @@ def test_training_from_a_file_prints_epochs_and_the_way_on(tmp_path: Path) -> No
         (("config", "smok"), "Did you mean 'smoke'?"),
     ],
 )
-def test_bad_input_is_a_sentence_and_exit_code_two(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = cure_ray(*arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
+def test_bad_input_is_a_sentence_and_exit_code_two(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cure-ray", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert says in printed
+
+
+def test_a_process_that_is_refused_ends_with_the_sentence_alone(tmp_path: Path) -> None:
+    done = cure_ray("train", "nothing.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nothing.yaml")
     assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("error: ")
 
 
 def test_help_lists_the_commands() -> None:
