@@ -64,8 +64,9 @@ def same_search(found: Any, expected: Any) -> bool:
 
 def certified(out: Path) -> object:
     assert fsck(Store.open(out)) == []
-    table = Store.open(out).read().drop_columns(["seconds"]).sort_by([("threat", "ascending"), ("sample_index", "ascending")])
-    return table.to_pydict(), {p.name: p.read_bytes() for p in sorted((out / "witnesses").iterdir())}
+    order = [(column, "ascending") for column in ("run_id", "threat", "sample_index")]
+    table = Store.open(out).read().drop_columns(["seconds"]).sort_by(order)
+    return table.to_pydict(), {p.name: p.read_bytes() for p in sorted((out / "witnesses").glob("*.npy"))}
 
 
 def repair(out: Path) -> None:
