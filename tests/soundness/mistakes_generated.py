@@ -6,13 +6,14 @@ from mutants import Mutant
 from soundness_attacks import check_attacks
 from soundness_identity import check_identity
 from soundness_images import check_images
-from soundness_perturbed import check_cells, check_patch, check_window_rounding, check_windows
+from soundness_perturbed import check_carried_rounding, check_cells, check_patch, check_window_rounding, check_windows
 from soundness_results import check_results
 
 
 def check_all_windows() -> None:
     check_windows()
     check_window_rounding()
+    check_carried_rounding()
 
 
 # area: the check, and the functions by file

@@ -61,5 +61,5 @@ RESULTS = [
         'for key in ("dataset", "split"):',
     ),
     ("results of other settings continued", "results/store.py", "if run_id != job.run_id:", "if False:"),
-    ("results of other radii continued", "results/store.py", "if eps != wanted[threat].eps:", "if False:"),
+    ("results of other radii continued", "results/store.py", "if eps != now:", "if False:"),
 ]

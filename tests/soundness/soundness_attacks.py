@@ -103,6 +103,9 @@ def check_witnesses() -> None:
         assert tie.valid.all(), "an exact tie is misclassified"
         outside = check_witness(replay, x[:1] + 2, y[:1], x[:1] + 2, Ball(norm, reach), UNIT)
         assert not outside.inside.any(), "an image outside the domain says nothing"
+        below = check_witness(replay, x[:1] - 2, y[:1], x[:1] - 2, Ball(norm, reach), UNIT)
+        assert bool((below.margins <= 0).all())
+        assert not below.valid.any(), "misclassified, but outside the ball"
         assert check_witness(replay, x[:1] - 0.5, y[:1], x[:1] - 0.5, Ball(norm, reach), Box(-1.0, 1.0)).valid.all()
     broken = check_witness(replay, x[:1], y[:1], torch.full((1, 1, 2, 2), torch.nan), Ball("l2", 0.2))
     assert torch.allclose(broken.images, x[:1].double())

@@ -125,6 +125,42 @@ def check_window_rounding() -> None:
             assert Fraction(high) >= max(most, Fraction(0)) * (1 - Fraction(1, 2**50)), "a patched neuron goes above its bound"
 
 
+def check_carried_rounding() -> None:
+    """Rounding of clean activations reaches the next layer's bounds: in a first layer whose large terms leave almost nothing."""
+    from cure_ray.bounds.native.compiled import flatten_images
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.certification import windows
+    from cure_ray.networks.models import Network
+
+    torch.manual_seed(7)
+    conv, dense, last = nn.Conv2d(1, 4, 3).double(), nn.Linear(24, 16).double(), nn.Linear(16, 2).double()
+    x = 1 - 1e-12 * torch.rand(1, 1, 4, 5, dtype=torch.float64)
+    with torch.no_grad():
+        conv.weight.copy_(1000 * torch.rand(4, 1, 3, 3))
+        conv.bias.copy_(1e-6 - conv.weight.sum((1, 2, 3)))
+        dense.weight[:, ::6] = 0  # the outputs the patch reaches, whose own slack would hide it
+        dense.bias.copy_(-(dense.weight @ conv(x).relu().flatten()))
+    engine = NativeEngine(Network([conv, nn.ReLU(), nn.Flatten(), dense, nn.ReLU(), last], (1, 4, 5), 2).eval(), "cpu")
+    clean = windows.clean_pass(engine.decide, flatten_images(x), torch.tensor([0]))
+    half = torch.full((1, 1, 1, 1), 0.5, dtype=torch.float64)
+    through = windows._through_convolution(clean.layers[0], windows._Window(half, half, (0, 1), (0, 1)))
+    c, r = windows._into_dense(clean.layers[1], through)
+    pixels, weight, bias = x[0, 0].tolist(), conv.weight.detach()[:, 0].tolist(), conv.bias.tolist()
+    ends = []  # of every activation, channels first
+    for k, i, j in itertools.product(range(4), range(2), range(3)):
+        least = most = Fraction(bias[k])
+        for a, b in itertools.product(range(3), range(3)):
+            w, patched = Fraction(weight[k][a][b]), (i + a, j + b) == (0, 0)
+            least += min(w, Fraction(0)) if patched else w * Fraction(pixels[i + a][j + b])
+            most += max(w, Fraction(0)) if patched else w * Fraction(pixels[i + a][j + b])
+        ends.append((max(least, Fraction(0)), max(most, Fraction(0))))
+    for neuron, (row, constant) in enumerate(zip(dense.weight.tolist(), dense.bias.tolist(), strict=True)):
+        terms = [(Fraction(w) * low, Fraction(w) * high) for w, (low, high) in zip(row, ends, strict=True)]
+        least, most = (max(Fraction(constant) + sum(map(pick, terms)), Fraction(0)) for pick in (min, max))
+        assert Fraction(float(c[0, neuron] - r[0, neuron])) <= least * (1 + Fraction(1, 2**50)), "an error of clean activations was lost"
+        assert Fraction(float(c[0, neuron] + r[0, neuron])) >= most * (1 - Fraction(1, 2**50)), "an error of clean activations was lost"
+
+
 def _exact_ends(layer: nn.Module, neuron: int, place: tuple[int, int] | None, pixels: list[list[float]]) -> tuple[Fraction, Fraction]:
     """The smallest and largest value of a neuron while the pixels of rows 1 and 2, column 2 take any value in [0, 1]."""
     least = most = Fraction(layer.bias[neuron].item())
@@ -227,7 +263,7 @@ def check_patch() -> None:
     assert str(honest.status) == "certified"
     assert float(honest.margins.min()) <= 0.05 + 1e-6
     for seed in range(4):  # the attack before the proof finds the worst patch; the one after it need not
-        (honest,) = patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), seed=seed)
+        (honest,) = patch.certify_patch(engine, network, x, y[:1], patch.Patch(1, 1), alarm=Alarm(engine, network, seed=seed))
         assert abs(honest.attack_margin - 0.05) < 1e-6, "the smaller of two margins is kept"
     with _lying(patch, "patch_margins", 0.01), tempfile.TemporaryDirectory() as folder:
         alarm = Alarm(engine, network, root=Path(folder))
@@ -376,6 +412,7 @@ def check_perturbed() -> None:
     check_sloped()
     check_windows()
     check_window_rounding()
+    check_carried_rounding()
     check_patch()
     check_cells()
     check_geometric()
