@@ -14,6 +14,7 @@ from sections import context, write_section
 
 import cure_ray
 from cure_ray.bounds.lirpa import compat
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.data.images import load_dataset
 from cure_ray.runs.checkpoints import load_checkpoint
@@ -47,7 +48,7 @@ def main() -> None:
                 if name == "auto_LiRPA":
                     found, spent = timed(peer.ready(some, labels, threat, "alpha-crown"))
                 else:
-                    engine = NativeEngine(network, "cpu", iterations=iterations, hidden_iterations=hidden, stop_early=False)
+                    engine = NativeEngine(network, "cpu", effort=Effort(iterations=iterations, hidden_iterations=hidden, stop_early=False))
                     problem = engine.problem(some, labels, threat)
                     found, spent = timed(lambda e=engine, p=problem: e.margins(p, "alpha-crown"))
                 bounds.append(found)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cure_ray.bounds.engine import Branching
 from cure_ray.bounds.native.branching import Settings
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.data.images import load_dataset
 from cure_ray.runs.checkpoints import load_checkpoint
@@ -40,7 +41,7 @@ def open_samples(engine: NativeEngine, x: Tensor, y: Tensor, threat: Ball, most:
 def searched(
     network: torch.nn.Sequential, settings: Settings | None, x: Tensor, y: Tensor, threat: Ball, nodes: int
 ) -> tuple[list[Branching], float]:
-    engine = NativeEngine(network, "cpu", branching=settings)
+    engine = NativeEngine(network, "cpu", effort=Effort(branching=settings or Settings()))
     problem = engine.problem(x, y, threat)
     engine.margins(problem, "alpha-crown")
     started = time.process_time()

@@ -22,6 +22,7 @@ import cure_ray
 from cure_ray.bounds.engine import Stage
 from cure_ray.bounds.lirpa import compat
 from cure_ray.bounds.lirpa.engine import LirpaEngine
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.intermediate import crown_bounds
 from cure_ray.bounds.native.linear import best_of_slopes
@@ -85,7 +86,7 @@ def beside(
     """auto_LiRPA needs seconds a sample for slopes in all layers, so that row has fewer samples, on both sides.
 
     No early stop here: both take every step. auto_LiRPA has no box for l2 and l1: there its bounds are those of the ball."""
-    engine, peer = NativeEngine(network, "cpu", stop_early=False), Peer(network)
+    engine, peer = NativeEngine(network, "cpu", effort=Effort(stop_early=False)), Peer(network)
     rows = []
     sets = [(threat, box) for threat in threats for box in ((True,) if threat.norm == "linf" else (False, True))]
     for threat, box in sets:

@@ -7,6 +7,7 @@ import torch
 from test_native import network
 
 from cure_ray.bounds.native.branching import Settings
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.nodes import Nodes, Pool
 from cure_ray.networks.models import Network
@@ -52,7 +53,7 @@ def example() -> tuple[Network, torch.Tensor, torch.Tensor]:
 def searched(branching: Settings | None = None, samples: slice = slice(COUNT), threat: Ball = THREAT, **engine):  # type: ignore[no-untyped-def]
     """Which samples are proven, the nodes of each, and all that is known of them."""
     net, x, y = example()
-    e = NativeEngine(net, branching=branching, **engine)
+    e = NativeEngine(net, effort=Effort(branching=branching or Settings()), **engine)
     found = e.branch(e.problem(x[samples], y[samples], threat), seconds=1e9, nodes=320)
     return [bool((r.margins > 0).all()) for r in found], [r.nodes for r in found], found
 
@@ -71,9 +72,11 @@ def test_a_tree_depends_on_nothing_but_its_sample() -> None:
 
 def test_which_hidden_bounds_a_sample_gets_does_not_depend_on_its_company() -> None:
     net, x, y = example()
-    engines = [NativeEngine(net, hidden=hidden, stop_early=False) for hidden in ("alpha", "ibp")]
+    engines = [NativeEngine(net, effort=Effort(hidden=hidden, stop_early=False)) for hidden in ("alpha", "ibp")]
     best, fixed = (e.margins(e.problem(x, y, THREAT), "alpha-crown") for e in engines)
-    e = NativeEngine(net, work_limit=12_450, stop_early=False)  # some of these samples need a little more, some a little less
+    e = NativeEngine(
+        net, effort=Effort(work_limit=12_450, stop_early=False)
+    )  # some of these samples need a little more, some a little less
     together = e.margins(e.problem(x, y, THREAT), "alpha-crown")
     near = 0.01  # an ascent in float32 lets the company of a sample touch the later digits
     tight = [bool(torch.allclose(together[b], best[b], atol=near)) for b in range(COUNT)]

@@ -7,6 +7,7 @@ from torch import nn
 from cure_ray.bounds.native import engine as native_module
 from cure_ray.bounds.native.compiled import compile_network, flatten_images
 from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.intermediate import Rows, layer_rows
 from cure_ray.bounds.native.linear import evaluate, slope_gradients
@@ -92,7 +93,7 @@ def test_windows_and_whole_rows_give_the_same_bounds(norm, eps):
     guard = 4 * net.gamma * bounds.scale_BN.gather(1, neurons.view(3, 20))
     slopes = [r.adaptive_BN for r in relaxations]
     for sign, plane in ((1, 0), (-1, 1)):
-        dense = evaluate(net.layers[:1], relaxations, domain, sign * A, sign * b, slopes, net.gamma).value_BS - guard
+        dense = evaluate(net.layers[:1], relaxations, domain, (sign * A, sign * b), slopes, net.gamma).value_BS - guard
         torch.testing.assert_close(value[plane].view(3, 20), dense, rtol=1e-9, atol=1e-9)
 
 
@@ -106,7 +107,7 @@ def test_the_analytic_gradient_is_that_of_autograd(norm, eps, box):
         A, b, _ = start_rows(net, margin_rows(torch.tensor([0, 1, 3]), 4, torch.float64))
     torch.manual_seed(0)
     alphas = [r.lower_slope(torch.rand(3, 3, r.active_BN.shape[1], dtype=torch.float64)).requires_grad_() for r in relaxations]
-    found = evaluate(net.layers[:-1], relaxations, domain, A, b, alphas, 0.0, trace=True)
+    found = evaluate(net.layers[:-1], relaxations, domain, (A, b), alphas, 0.0, trace=True)
     expected = torch.autograd.grad(found.value_BS.sum(), alphas)
     for mine, theirs, r in zip(slope_gradients(found, relaxations), expected, relaxations, strict=True):
         torch.testing.assert_close(mine, theirs * r.unstable_BN.unsqueeze(1), rtol=1e-3, atol=1e-3 if norm == "l2" else 1e-8)
@@ -135,7 +136,7 @@ def test_kernels_run_on_meta_so_nothing_mixes_devices_or_reads_back():
         relaxations = [Relaxation.of(b) for b in bounds]
         A, b, _ = start_rows(net, C)
         slopes = [r.adaptive_BN for r in relaxations]
-        found = evaluate(net.layers[:-1], relaxations, boxed, A, b, slopes, 1e-9, trace=True)
+        found = evaluate(net.layers[:-1], relaxations, boxed, (A, b), slopes, 1e-9, trace=True)
         assert found.value_BS.shape == (2, 3)
         assert all(g.device == meta for g in slope_gradients(found, relaxations))
         index = torch.empty(5, dtype=torch.long, device=meta)
@@ -205,7 +206,7 @@ def test_the_same_question_gets_the_same_answer_bit_for_bit():
 def test_cnn7_takes_interval_hidden_bounds_by_itself():
     torch.manual_seed(0)
     net = cnn7((1, 28, 28), 10, [0.0], [1.0], width=0.25).eval()
-    engine = NativeEngine(net, iterations=2, work_limit=1_000_000)
+    engine = NativeEngine(net, effort=Effort(iterations=2, work_limit=1_000_000))
     x = torch.rand(1, 1, 28, 28)
     problem = engine.problem(x, net(x).argmax(1), Ball("linf", 0.001))
     margins = [engine.margins(problem, s) for s in ("ibp", "crown-ibp", "alpha-crown")]

@@ -354,7 +354,7 @@ BOUNDS = [
     ),
     (
         "coupled margins: rounding of the start not charged",
-        "bounds/native/engine.py",
+        "bounds/native/coupled_margins.py",
         "b_R1 - (4 * net.gamma * guard_R1 +",
         "b_R1 + (4 * net.gamma * guard_R1 +",
     ),

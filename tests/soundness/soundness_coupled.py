@@ -134,7 +134,7 @@ def check_coupled(case: SimpleNamespace, norm: str, eps: float, box: bool) -> No
         A, b, _ = start_rows(net, margin_rows(case.y, net.classes, torch.float64))
         rows = dense_rows(net.layers[:-1], relaxations, domain, A, b, net.gamma)
         begun = start(rows)
-        plain = linear.evaluate(net.layers[:-1], relaxations, domain, A, b, [r.adaptive_BN for r in relaxations], net.gamma).value_BS
+        plain = linear.evaluate(net.layers[:-1], relaxations, domain, (A, b), [r.adaptive_BN for r in relaxations], net.gamma).value_BS
         none = Choice(begun.extras, [m * 0 for m in begun.multipliers])
         torch.testing.assert_close(evaluate(rows, none)[0], plain, atol=1e-7, rtol=1e-9)
         for size in (0.0, 0.3, 3.0):

@@ -6,7 +6,7 @@ bounds included, and lowered by what rounding can have added (docs/explanation/s
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,16 @@ from cure_ray import __version__
 from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.balls import ball_margins, with_balls
-from cure_ray.bounds.native.branching import Search, Settings
+from cure_ray.bounds.native.branching import Search
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
-from cure_ray.bounds.native.coupled import Choice, CoupledRows, ascend_open, dense_rows
-from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
+from cure_ray.bounds.native.coupled_margins import coupled_margins
 from cure_ray.bounds.native.domain import Domain
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
 from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.problem import NativeProblem, store, visible
-from cure_ray.bounds.native.relaxation import (
-    LayerBounds,
-    Relaxation,
-    interval_bounds,
-    interval_margins,
-    margin_rows,
-    start_magnitude,
-    start_rows,
-)
+from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
 from cure_ray.bounds.native.subproblems import Space, unstable_index
 from cure_ray.bounds.native.windows import row_elements
 from cure_ray.errors import UserError
@@ -40,16 +32,10 @@ from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT, Box
 
 Out = TypeVar("Out")
-Hidden = Literal["auto", "ibp", "crown", "alpha"]
 
 
 class NativeEngine:
-    """Bounds for one network on one device. `memory_budget` (bytes) is for the tensors of a batch, besides the weights.
-
-    `hidden` chooses the hidden bounds behind alpha-CROWN and branch and bound: 'alpha' optimises every layer, 'crown' and 'ibp'
-    fix them; 'auto' takes 'alpha' where that is at most `work_limit` coefficients a sample, else 'ibp' (CNN7).
-    With `stop_early` alpha-CROWN leaves margins alone once they are positive; without it every margin is made as tight as it gets.
-    """
+    """Bounds for one network on one device. `memory_budget` (bytes) is for the tensors of a batch, besides the weights."""
 
     name = "native"
     version = __version__
@@ -60,22 +46,12 @@ class NativeEngine:
         network: nn.Sequential,
         device: torch.device | str = "cpu",
         memory_budget: int = 1 << 30,
-        hidden: Hidden = "auto",
-        iterations: int = 20,
-        hidden_iterations: int = 8,
-        work_limit: int = 50_000_000,
-        branching: Settings | None = None,
-        stop_early: bool = True,
+        effort: Effort | None = None,
         input_shape: tuple[int, ...] | None = None,
     ) -> None:
-        self.network, self.device = network, torch.device(device)
-        self.memory_budget, self.hidden, self.work_limit = memory_budget, hidden, work_limit
-        self.iterations, self.hidden_iterations, self.stop_early = iterations, hidden_iterations, stop_early
-        self.branching = branching or Settings()
-        self.options: Mapping[str, Any] = {
-            "hidden": hidden, "iterations": iterations, "hidden_iterations": hidden_iterations, "work_limit": work_limit,
-            "stop_early": stop_early, "branching": asdict(self.branching),
-        }  # fmt: skip
+        self.network, self.device, self.memory_budget = network, torch.device(device), memory_budget
+        self.effort = effort or Effort()
+        self.options: Mapping[str, Any] = asdict(self.effort)
         self.backoffs: list[str] = []  # every time memory ran out and the batch was halved
         self.search: Compiled | None = None
         self.decide: Compiled | None = None
@@ -170,15 +146,16 @@ class NativeEngine:
         relaxations = [Relaxation.of(b) for b in bounds]
         value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
         slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
-        sample_R, spec_R = (~((value_BS > 0) & self.stop_early)).nonzero(as_tuple=True)
+        sample_R, spec_R = (~((value_BS > 0) & self.effort.stop_early)).nonzero(as_tuple=True)
         if problem.domain.balls:
-            return self._coupled_margins(replace(problem, bounds=bounds, margins_BS=value_BS), relaxations, sample_R, spec_R)
+            found = replace(problem, bounds=bounds, margins_BS=value_BS)
+            return coupled_margins(search, decide, found, relaxations, (sample_R, spec_R), self.effort)
         if len(sample_R):
             low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]
             A_R1N, b_R1, _ = start_rows(search, C_BSK[sample_R, spec_R].unsqueeze(1).float())
             domain = problem.domain.select(sample_R)
             _, alphas = optimise(
-                search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.iterations, stop_when_positive=self.stop_early
+                search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.effort.iterations, self.effort.stop_early
             )
             found_R = with_alphas(decide, domain, [b.select(sample_R) for b in bounds], C_BSK[sample_R, spec_R].unsqueeze(1), alphas)
             value_BS[sample_R, spec_R] = torch.maximum(value_BS[sample_R, spec_R], found_R)
@@ -186,55 +163,19 @@ class NativeEngine:
                 kept[sample_R, spec_R] = alpha[:, 0].half()
         return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
 
-    def _coupled_margins(self, problem: NativeProblem, relaxations: list[Relaxation], sample_R: Tensor, spec_R: Tensor) -> NativeProblem:
-        """Coupled bounds of these margins on the hidden bounds found; and where branch and bound may begin."""
-        _, search, decide = self._own(problem)
-        assert problem.margins_BS is not None
-        assert problem.bounds is not None
-        C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
-        low, quick = [Relaxation.of(b.to(torch.float32)) for b in problem.bounds], problem.domain.to(torch.float32)
-        guard_BS = 4 * decide.gamma * start_magnitude(decide, C_BSK, problem.bounds[-1].upper_BN.clamp_min(0))
-
-        def rows(net: Compiled, tensors: list[Relaxation], domain: Domain, index: Tensor) -> CoupledRows:
-            sample, spec = sample_R[index], spec_R[index]
-            A_R1N, b_R1, guard_R1 = start_rows(net, C_BSK[sample, spec].unsqueeze(1).to(domain.x_BN.dtype))
-            charged_R1 = b_R1 - (4 * net.gamma * guard_R1 + guard_BS[sample, spec].unsqueeze(1)) if net.gamma else b_R1
-            return dense_rows(net.layers[:-1], [r.select(sample) for r in tensors], domain.select(sample), A_R1N, charged_R1, net.gamma)
-
-        B, S = problem.margins_BS.shape
-        whole = Choice(
-            [torch.zeros(B, S, r.lower_BN.shape[1], device=self.device) for r in low],
-            [torch.zeros(B, S, 1, device=self.device) for _ in low],
-        )
-        if len(sample_R):
-            everyone = torch.arange(len(sample_R), device=self.device)
-            choice = ascend_open(lambda i: rows(search, low, quick, i), len(everyone), self._legs(), 0.25, 0.95, self.stop_early)
-            found_R = evaluate_coupled(rows(decide, relaxations, problem.domain, everyone), choice.to(torch.float64))[0][:, 0]
-            problem.margins_BS[sample_R, spec_R] = torch.maximum(problem.margins_BS[sample_R, spec_R], found_R)
-            for kept, part in zip(whole.parts(), choice.parts(), strict=True):
-                for into, new in zip(kept, part, strict=True):
-                    into[sample_R, spec_R] = new[:, 0].to(into.dtype)
-        return replace(problem, slopes=[], extras=whole.extras, prices=whole.multipliers)
-
-    def _legs(self) -> list[int]:
-        """The iterations in parts after which rows that are proven leave."""
-        first = min(4, self.iterations)
-        rest, step = self.iterations - first, 8
-        return [first, *[step] * (rest // step), *([rest % step] if rest % step else [])] if self.stop_early else [self.iterations]
-
     def _hidden_bounds(self, problem: NativeProblem) -> list[LayerBounds]:
         _, search, decide = self._own(problem)
         bounds = interval_bounds(decide, problem.domain)
-        if search.hidden < 2 or self.hidden == "ibp":
+        if search.hidden < 2 or self.effort.hidden == "ibp":
             return bounds
-        if self.hidden == "crown":
+        if self.effort.hidden == "crown":
             return crown_bounds(decide, problem.domain, self._elements(decide))
         work_B = sum(b.unstable().sum(1) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
-        affordable_B = torch.as_tensor(work_B <= self.work_limit, device=self.device) | (self.hidden == "alpha")
+        affordable_B = torch.as_tensor(work_B <= self.effort.work_limit, device=self.device) | (self.effort.hidden == "alpha")
         chosen = affordable_B.nonzero(as_tuple=True)[0]
         if len(chosen) == 0:
             return bounds
-        tight = optimised_bounds(search, decide, problem.domain.select(chosen), self._elements(search), self.hidden_iterations)
+        tight = optimised_bounds(search, decide, problem.domain.select(chosen), self._elements(search), self.effort.hidden_iterations)
         return [loose.replaced(chosen, better) for loose, better in zip(bounds, tight, strict=True)]
 
     def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
@@ -262,11 +203,11 @@ class NativeEngine:
             alpha_BSU = compact(problem.slopes or [torch.zeros_like(e, dtype=torch.float16) for e in problem.extras])
             beta_BSU = compact(problem.extras) if problem.extras else torch.zeros_like(alpha_BSU)
             price_BSL = torch.cat([p[live] for p in problem.prices], 2) if problem.prices else alpha_BSU[..., :0]
-            tree = Search(quick, exact, shown_BS[live], (alpha_BSU, beta_BSU, price_BSL), self.branching)
-            room = self._elements(search) * 4 // (16 * search.neurons * (self.branching.candidates + 1))
+            tree = Search(quick, exact, shown_BS[live], (alpha_BSU, beta_BSU, price_BSL), self.effort.branching)
+            room = self._elements(search) * 4 // (16 * search.neurons * (self.effort.branching.candidates + 1))
             batch = max(2, min(64 if self.device.type == "cpu" else 1024, room))
             waiting = (nodes // 2 + 1) * index_BU.shape[1] * 9 + 1  # bytes of a sample's open nodes, at most
-            tree.run(seconds, nodes, batch, max(1, min(batch // self.branching.width, self.memory_budget // waiting)))
+            tree.run(seconds, nodes, batch, max(1, min(batch // self.effort.branching.width, self.memory_budget // waiting)))
             for row, (i, margin_S) in enumerate(zip(live.tolist(), tree.margins().cpu(), strict=True)):
                 results[i] = Branching(margin_S, tree.nodes[row], tree.seconds[row], tree.exhausted[row])
             return results

@@ -76,7 +76,7 @@ class Rows:
                 starts += [[r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]] if also_zero else []
                 values = [
                     evaluate(
-                        self.net.layers[: self.k], relaxations, self.domain.select(samples), A_BSN, b_BS, slopes, self.net.gamma
+                        self.net.layers[: self.k], relaxations, self.domain.select(samples), (A_BSN, b_BS), slopes, self.net.gamma
                     ).value_BS
                     for slopes in starts
                 ]
@@ -111,7 +111,7 @@ class Rows:
                 A_BSN, b_BS, guard_BS = proven._start(samples, neurons)
                 slopes = [r.lower_slope(a.to(A_BSN.dtype)) for r, a in zip(relaxations, alphas, strict=True)]
                 layers, domain = proven.net.layers[: self.k], proven.domain.select(samples)
-                value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, slopes, proven.net.gamma).value_BS
+                value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), slopes, proven.net.gamma).value_BS
                 proven._keep_dense(samples, neurons, value_BS - guard_BS)
 
     def _coupled(self, samples: Tensor, neurons: Tensor) -> CoupledRows:

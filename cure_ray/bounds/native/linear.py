@@ -30,19 +30,19 @@ def evaluate(
     layers: Sequence[Affine],
     relaxations: Sequence[Relaxation],
     domain: Domain,
-    A_BSN: Tensor,
-    b_BS: Tensor,
+    rows: tuple[Tensor, Tensor],
     slopes: Sequence[Tensor],
     gamma: float,
     multipliers: Sequence[Tensor] | None = None,
     trace: bool = False,
 ) -> Evaluation:
-    """Lower-bound A.relu(z) + b for the pre-activations z of the last of `layers`, over the domain.
+    """Lower-bound A.relu(z) + b, rows (A [B, S, N], b [B, S]), for the pre-activations z of the last of `layers`, over the domain.
 
     `slopes[i]`, [B, N] or [B, S, N], are lower slopes: in [0, 1] on unstable neurons and exact on stable ones (the caller's duty,
     see Relaxation.lower_slope). `multipliers[i]` [B, S, N] are Lagrange multipliers of splits, added to the coefficients of z.
     With gamma > 0 the value is lowered by the rounding of this very pass, except that of the rows handed in.
     """
+    A_BSN, b_BS = rows
     B, S = b_BS.shape
     coefficients: list[Tensor] = []
     for i in range(len(layers) - 1, -1, -1):
@@ -142,12 +142,12 @@ def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], rel
     if net.gamma:
         b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].upper_BN.clamp_min(0)))
     layers = net.layers[:-1]
-    value_BS = evaluate(layers, relaxations, domain, A_BSN, b_BS, [r.adaptive_BN for r in relaxations], net.gamma).value_BS
+    value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), [r.adaptive_BN for r in relaxations], net.gamma).value_BS
     left = (~(value_BS > 0).all(1)).nonzero(as_tuple=True)[0]
     if len(left) and domain.box.bounded and domain.threat.norm != "linf":
         some = relaxations if len(left) == len(value_BS) else [r.select(left) for r in relaxations]
         zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in some]
-        other = evaluate(layers, some, domain.select(left), A_BSN[left], b_BS[left], zero, net.gamma).value_BS
+        other = evaluate(layers, some, domain.select(left), (A_BSN[left], b_BS[left]), zero, net.gamma).value_BS
         value_BS[left] = torch.maximum(value_BS[left], other)
     return value_BS
 
@@ -157,4 +157,4 @@ def with_alphas(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_R1K:
     A_R1N, b_R1, guard_R1 = start_rows(net, C_R1K)
     b_R1 = b_R1 - 4 * net.gamma * (guard_R1 + start_magnitude(net, C_R1K, bounds[-1].upper_BN.clamp_min(0)))
     slopes = [r.lower_slope(a.to(A_R1N.dtype).clamp(0, 1)) for r, a in zip(relaxations, alphas, strict=True)]
-    return evaluate(net.layers[:-1], relaxations, domain, A_R1N, b_R1, slopes, net.gamma).value_BS[:, 0]
+    return evaluate(net.layers[:-1], relaxations, domain, (A_R1N, b_R1), slopes, net.gamma).value_BS[:, 0]

@@ -10,6 +10,8 @@ from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Ascent, evaluate, slope_gradients
 from cure_ray.bounds.native.relaxation import Relaxation
 
+RATE, DECAY = 0.25, 0.95
+
 
 def optimise(
     layers: Sequence[Affine],
@@ -18,8 +20,6 @@ def optimise(
     A_BSN: Tensor,
     b_BS: Tensor,
     iterations: int,
-    rate: float = 0.25,
-    decay: float = 0.95,
     stop_when_positive: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """The best values [B, S] seen and the slopes [B, S, N] that gave them (every reported value was evaluated)."""
@@ -31,7 +31,7 @@ def optimise(
     live_B = torch.arange(len(b_BS), device=b_BS.device)
     for t in range(iterations):
         last = t + 1 == iterations
-        found = evaluate(layers, relaxations, domain, A_BSN, b_BS, alphas, 0.0, trace=not last)
+        found = evaluate(layers, relaxations, domain, (A_BSN, b_BS), alphas, 0.0, trace=not last)
         better_BS = found.value_BS > best_BS[live_B]
         rows, specs = better_BS.nonzero(as_tuple=True)
         best_BS[live_B[rows], specs] = found.value_BS[rows, specs]
@@ -39,7 +39,7 @@ def optimise(
             kept[live_B[rows], specs] = alpha[rows, specs]
         if last:
             break
-        ascent.step(alphas, slope_gradients(found, relaxations), rate * decay**t)
+        ascent.step(alphas, slope_gradients(found, relaxations), RATE * DECAY**t)
         for alpha in alphas:
             alpha.clamp_(0, 1)
         if stop_when_positive:

@@ -91,7 +91,8 @@ class Space:
         force = [t.unsqueeze(1) for t in self._spread(sample_D, force_DU, zeros_DN).split(self.sizes, 1)]
         slopes = [r.lower_slope(a).unsqueeze(1) for r, a in zip(relaxations, alpha, strict=True)]
         A_D1N, b_D1 = self.A_BSN[sample_D, spec_D].unsqueeze(1), self.b_BS[sample_D, spec_D].unsqueeze(1)
-        found = evaluate(self.net.layers[:-1], relaxations, self.domain.select(sample_D), A_D1N, b_D1, slopes, self.net.gamma, force, trace)
+        rows, domain = (A_D1N, b_D1), self.domain.select(sample_D)
+        found = evaluate(self.net.layers[:-1], relaxations, domain, rows, slopes, self.net.gamma, force, trace)
         return found, relaxations
 
 
