@@ -63,6 +63,8 @@ class CertificationResult(Results):
                 certified = proven.loc[proven["threat"] == str(threat), "sample_index"].tolist()
                 found = cross_check(other, chosen.subject.samples, threat, certified, job.settings, job.seed) if certified else None
                 yield str(found or f"cross-check {threat}: nothing certified, nothing to check")
+            elif isinstance(threat, Balls):
+                yield f"cross-check {threat}: not checked; the other engine is asked about one radius for all images"
 
 
 class Options(TypedDict, total=False):

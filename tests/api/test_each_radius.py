@@ -88,3 +88,10 @@ def test_a_store_goes_on_with_the_same_radii_and_keeps_others_apart(tmp_path: Pa
 def test_what_makes_no_sense_is_a_sentence(threats: Any, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(cure_ray.UserError, match=sentence):
         certified(threats(), **options)
+
+
+def test_another_engine_is_not_asked_about_single_radii_and_that_is_said() -> None:
+    lines = list(certified([LINF, cure_ray.Ball("l2", RADII)]).cross_check("auto_lirpa"))
+    assert len(lines) == 2
+    assert "confirms" in lines[0]
+    assert "not checked" in lines[1]
