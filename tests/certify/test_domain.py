@@ -55,7 +55,8 @@ def test_a_problem_and_its_rescaled_copy_get_the_same_verdicts(threat: Ball, box
     for a, b in zip(here, there, strict=True):
         assert (a.status, a.predicted) == (b.status, b.predicted)
         if a.status == Status.CERTIFIED:
-            torch.testing.assert_close(a.margins, b.margins, rtol=1e-3, atol=1e-3)
+            near = 1e-3 if a.stage in ("ibp", "crown-ibp", "crown") else 0.05  # an ascent may take another way to its proof
+            torch.testing.assert_close(a.margins, b.margins, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("make", [NativeEngine, LirpaEngine], ids=["native", "auto_lirpa"])
