@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from cure_ray.bounds.native import norms
-from cure_ray.bounds.native.coupled import Choice, ascend, dense_rows, evaluate, start
+from cure_ray.bounds.native.coupled import Choice, dense_rows, evaluate
+from cure_ray.bounds.native.coupled_ascent import ascend, start
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.relaxation import Relaxation, interval_bounds, margin_rows, start_rows

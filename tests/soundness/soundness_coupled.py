@@ -77,7 +77,8 @@ def check_one_layer() -> None:
 
 def check_sharp() -> None:
     """On one layer that only shifts, the ball is all there is to know: the bound comes near the true minimum and stays below it."""
-    from cure_ray.bounds.native.coupled import ascend, dense_rows, start
+    from cure_ray.bounds.native.coupled import dense_rows
+    from cure_ray.bounds.native.coupled_ascent import ascend, start
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.bounds.native.relaxation import Relaxation, interval_bounds, start_rows
     from cure_ray.threats.balls import Ball
@@ -106,7 +107,8 @@ def check_coupled(case: SimpleNamespace, norm: str, eps: float, box: bool) -> No
     """Balls hold every point; rows lie below every point, whatever is added to the coefficients and whatever the multipliers."""
     from cure_ray.bounds.native import linear
     from cure_ray.bounds.native.balls import ball_margins, with_balls
-    from cure_ray.bounds.native.coupled import Choice, dense_rows, evaluate, start
+    from cure_ray.bounds.native.coupled import Choice, dense_rows, evaluate
+    from cure_ray.bounds.native.coupled_ascent import start
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.bounds.native.intermediate import Rows as Hidden
     from cure_ray.bounds.native.intermediate import crown_bounds

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.native.coupled import ascend, relaxation_gaps
+from cure_ray.bounds.native.coupled import relaxation_gaps
+from cure_ray.bounds.native.coupled_ascent import ascend
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.nodes import Nodes
 from cure_ray.bounds.native.relaxation import Relaxation

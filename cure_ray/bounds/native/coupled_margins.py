@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cure_ray.bounds.native.compiled import Compiled
-from cure_ray.bounds.native.coupled import Choice, CoupledRows, ascend_open, dense_rows, evaluate
+from cure_ray.bounds.native.coupled import Choice, CoupledRows, dense_rows, evaluate
+from cure_ray.bounds.native.coupled_ascent import ascend_open
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.problem import NativeProblem

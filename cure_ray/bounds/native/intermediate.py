@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.compiled import Compiled
-from cure_ray.bounds.native.coupled import CoupledRows, ascend, dense_rows, start
+from cure_ray.bounds.native.coupled import CoupledRows, dense_rows
 from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
+from cure_ray.bounds.native.coupled_ascent import ascend, start
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import evaluate
 from cure_ray.bounds.native.optimized import optimise
