@@ -61,7 +61,9 @@ def _stretch(layer: Affine) -> float:
     if min(layer.inputs, layer.outputs) <= DENSE:
         eye = torch.eye(layer.inputs, dtype=torch.float64, device=weight.device)
         parts = [layer.linear(part.to(layer.weight.dtype)).double() for part in eye.split(256)]
-        return spectral_bound(torch.cat(parts).unsqueeze(0))
+        matrix = torch.cat(parts)
+        # A kernel may compute a convolution in a way that rounds even what unit vectors give.
+        return spectral_bound(matrix.unsqueeze(0), _gamma(layer.inputs) * float(torch.linalg.vector_norm(matrix)))
     return _symbol_bound(weight, layer.stride)
 
 
