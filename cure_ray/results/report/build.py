@@ -1,21 +1,17 @@
 """Puts the report together: load, compute, render, write once."""
 
 import math
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
-from cure_ray.errors import UserError
 from cure_ray.results.evaluations import STATUSES
 from cure_ray.results.frames import Loaded, load
 from cure_ray.results.report import sources
 from cure_ray.results.report.gallery import cards
+from cure_ray.results.report.page import environment, write_page
 from cure_ray.results.report.sections import first_seeds, make_setting
 from cure_ray.results.report.sweeps import read_sweeps
 from cure_ray.results.report.words import duration
@@ -25,24 +21,14 @@ FILE = "report.html"
 _GALLERY_METHODS = 8
 
 
-def _number(value: Any, digits: int = 1) -> str:
-    return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{value:.{digits}f}"
-
-
 def _p_value(value: float) -> str:
     return "" if math.isnan(value) else p_text(value)
 
 
 def _environment() -> jinja2.Environment:
-    here = resources.files("cure_ray.results.report")
-    loader = jinja2.DictLoader({"report.html": here.joinpath("report.html").read_text(encoding="utf-8")})
-    env = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {"num": _number, "p": _p_value, "duration": duration, "anchor": sources.anchor}
-    env.globals |= {
-        "css": Markup(here.joinpath("report.css").read_text(encoding="utf-8")),
-        "js": Markup(here.joinpath("report.js").read_text(encoding="utf-8")),
-        "statuses": STATUSES,
-    }
+    env = environment("cure_ray.results.report", "report")
+    env.filters |= {"p": _p_value, "duration": duration, "anchor": sources.anchor}
+    env.globals["statuses"] = STATUSES
     return env
 
 
@@ -83,14 +69,7 @@ def write_loaded(loaded: Loaded, target: Path, data_dir: Path | None = None, run
             rows=len(loaded.verdicts),
         )
     )
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        partial.write_text(html, encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror}. Choose another --out.") from None
-    return target
+    return write_page(target, html)
 
 
 def report_path(source: str | Path | Sequence[str | Path], out: Path | None) -> Path:

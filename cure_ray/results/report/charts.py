@@ -58,8 +58,8 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-class _Frame:
-    """Maps data to pixels and draws axes."""
+class Frame:
+    """Maps data to pixels and draws axes. The side margins may be changed before anything is drawn."""
 
     def __init__(self, width: int, height: int, x: tuple[float, float], y: tuple[float, float], left: int = 44, bottom: int = 34) -> None:
         self.width, self.height, self.left, self.bottom, self.top, self.right = width, height, left, bottom, 10, 12
@@ -110,7 +110,7 @@ def line_chart(title: str, series: Sequence[Series], x_label: str = "epoch", low
     bottom, top = (min(ys) if low is None else low), (max(ys) if high is None else high)
     pad = 0.05 * ((top - bottom) or 1.0)
     y = (bottom if low is not None else bottom - pad, top if high is not None else top + pad)
-    frame = _Frame(340, 200, (min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1), y)
+    frame = Frame(340, 200, (min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1), y)
     body = [frame.axes(x_label, "", 5, 4)]
     for s in sorted(series, key=lambda s: not s.faint):
         finite = [(px, py) for px, py in s.points if math.isfinite(py)]
@@ -137,7 +137,7 @@ def points_chart(
         return Markup("")
     xs, ys = [p.x for p in points] + [v for v, _ in x_ticks or ()], [p.y for p in points]
     pad_x, pad_y = 0.06 * ((max(xs) - min(xs)) or 1.0), 0.08 * ((max(ys) - min(ys)) or 1.0)
-    frame = _Frame(340, 220, (min(xs) - pad_x, max(xs) + pad_x), (min(ys) - pad_y, max(ys) + pad_y), left=52 if y_label else 44)
+    frame = Frame(340, 220, (min(xs) - pad_x, max(xs) + pad_x), (min(ys) - pad_y, max(ys) + pad_y), left=52 if y_label else 44)
     body = [frame.axes(x_label, y_label, 4, 4, x_ticks)]
     if staircase:
         front = sorted((p for p in points if p.kind == "front"), key=lambda p: p.x)
@@ -171,7 +171,7 @@ def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Mark
     names = [d.name if len(d.name) <= 26 else d.name[:25] + "…" for d in dots]
     room = 34 + max(int(6.9 * len(name)) for name in names)
     size = 330 + room, max(300, 60 + 15 * len(dots))
-    frame = _Frame(*size, (max(0, min(xs) - pad_x), min(100, max(xs) + pad_x)), (max(0, min(ys) - pad_y), min(100, max(ys) + pad_y)))
+    frame = Frame(*size, (max(0, min(xs) - pad_x), min(100, max(xs) + pad_x)), (max(0, min(ys) - pad_y), min(100, max(ys) + pad_y)))
     frame.right = room
     body = [frame.axes(x_label, y_label, x_count=4)]
     front = sorted((d for d in dots if d.on_front), key=lambda d: d.x[1])
