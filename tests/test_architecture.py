@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "cure_ray"
 # From the ground up: a room may import itself and the rooms before it, never one after it.
 ROOMS = (
     "errors", "seeding", "catalogue", "threats", "config", "data", "networks", "bounds", "attacks", "training", "runs", "interchange",
-    "certification", "text", "search", "results", "cluster", "api", "commands", "cli", "__main__", "testing",
+    "zoo", "certification", "text", "search", "results", "cluster", "api", "commands", "cli", "__main__", "testing",
 )  # fmt: skip
 OUTSIDE = {
     "ray": {"cluster"},

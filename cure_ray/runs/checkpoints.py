@@ -21,7 +21,7 @@ from cure_ray.config import Experiment, parse_experiment
 from cure_ray.errors import UserError
 from cure_ray.networks.build import new_network
 from cure_ray.networks.models import Network
-from cure_ray.runs.directory import META, list_checkpoints, resolve_checkpoint
+from cure_ray.runs.directory import META, file_digest, list_checkpoints, resolve_checkpoint
 
 FORMAT = "cure_ray-checkpoint-1"
 WEIGHTS = "weights.safetensors"
@@ -35,11 +35,6 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -81,7 +76,7 @@ def write_checkpoint(
             "experiment": experiment.model_dump(mode="json"),
             "metrics": dict(metrics),
             "versions": versions(),
-            "files": {p.name: _file_digest(p) for p in sorted(directory.iterdir())},
+            "files": {p.name: file_digest(p) for p in sorted(directory.iterdir())},
             **(extra or {}),
         }
         with (directory / META).open("w") as file:
@@ -132,7 +127,7 @@ def load_checkpoint(source: str | Path) -> Checkpoint:
     for name, expected in files.items():
         if Path(name).name != name or not (path / name).is_file():
             raise UserError(f"{path}: the file {name} is missing; the checkpoint is damaged, use an earlier one")
-        if _file_digest(path / name) != expected:
+        if file_digest(path / name) != expected:
             raise UserError(f"{path / name} is not what was written (its digest differs); the checkpoint is damaged, use an earlier one")
     experiment = parse_experiment(meta["experiment"])
     try:

@@ -4,6 +4,7 @@ DIR/experiment.yaml, DIR/run.json (hardware, versions), DIR/metrics.jsonl (one l
 DIR/.lease/ (who writes here).
 """
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -16,6 +17,12 @@ META = "meta.json"  # of a checkpoint
 
 def default_directory(experiment: Experiment) -> Path:
     return Path("runs") / f"{experiment.name}-seed{experiment.seed}-{experiment.config_hash[:8]}"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checkpoint_at(run: Path, epoch: int) -> Path:
