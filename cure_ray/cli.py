@@ -14,6 +14,7 @@ from cure_ray.commands import (
     embed,
     export,
     fsck,
+    judge,
     quickstart,
     radius,
     report,
@@ -39,6 +40,7 @@ app.command("train")(train.train)
 app.command("certify")(certify.certify)
 app.command("radius")(radius.radius)
 app.command("fsck")(fsck.fsck)
+app.command("judge")(judge.judge)
 app.command("sweep")(sweep.sweep)
 app.command("status")(status.status)
 app.command("submit")(submit.submit)

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cure_ray.catalogue.own import checked_images, read_npz
 from cure_ray.config.factories import import_function
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
+from cure_ray.interchange.weights import read_weights
 from cure_ray.runs.checkpoints import load_weights
 from cure_ray.threats.box import UNIT, Box
 
@@ -31,30 +30,8 @@ def load_foreign_network(factory: str, weights: Path | None) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise UserError(f"--network {factory}: it returned {type(network).__name__}, not a torch module")
     if weights is not None:
-        load_weights(network, _read_weights(weights), str(weights))
+        load_weights(network, read_weights(weights), str(weights))
     return network.eval()
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"--weights {path}: no such file")
-    if path.suffix == ".safetensors":
-        try:
-            return dict(load_file(path))
-        except SafetensorError as error:
-            raise UserError(f"--weights {path}: not a safetensors file ({error})") from error
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(
-            f"--weights {path}: cannot be read as plain tensors ({type(error).__name__}). Files that need code to be run are not "
-            "loaded; save network.state_dict(), best with safetensors.torch.save_file."
-        ) from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError(f"--weights {path}: expected a state dict of tensors, got {type(state).__name__}")
-    return state
 
 
 def load_npz(path: Path) -> Samples:
