@@ -49,7 +49,7 @@ docs: install
 	$(BIN)/python docs/generate.py
 
 site: docs
-	$(BIN)/python -m mkdocs build --strict --quiet && echo "the site is in build/site"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict && echo "the site is in build/site"
 
 soundness: install
 	$(BIN)/python -m pytest -q -m soundness_long tests/soundness

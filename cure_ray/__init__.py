@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
+    from cure_ray.api.board import board as board
     from cure_ray.api.certify import CertificationResult as CertificationResult
     from cure_ray.api.certify import certify as certify
     from cure_ray.api.radius import RadiusResult as RadiusResult
@@ -35,6 +36,7 @@ _HOMES = {
     "Run": "api.train",
     "Transformation": "threats",
     "UserError": "errors",
+    "board": "api.board",
     "certify": "api.certify",
     "load_experiment": "config",
     "load_results": "api.results",

@@ -8,6 +8,7 @@ import typer
 from cure_ray import __version__
 from cure_ray.commands import (
     attack_text,
+    board,
     certify,
     data,
     doctor,
@@ -50,6 +51,7 @@ app.command("export")(export.export)
 app.command("embed")(embed.embed)
 app.command("attack-text")(attack_text.attack_text)
 app.command("report")(report.report)
+app.command("board")(board.board)
 app.command("config")(show.config)
 
 

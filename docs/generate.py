@@ -1,17 +1,23 @@
-"""The reference pages, written from the code: configuration, schema, Python API, command line. `python docs/generate.py` rewrites them."""
+"""What is generated of the documentation: reference pages from the code, the board from files and stores. `make docs` rewrites it."""
 
 import inspect
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 import typer
+import yaml
 
 import cure_ray
 from cure_ray.commands.show import field_rows
+from cure_ray.results.board.build import board_rows, render
 from cure_ray.results.schema import documentation
+from cure_ray.zoo.published import all_published
 
 REFERENCE = Path(__file__).parent / "reference"
+BOARD = Path(__file__).parent / "board.html"
+ROOT = Path(__file__).parent.parent
 
 
 def configuration_page() -> str:
@@ -99,7 +105,20 @@ PAGES = {
     "configuration.md": configuration_page, "schema.md": documentation, "api.md": api_page, "command-line.md": command_line_page,
 }  # fmt: skip
 
+
+def released() -> date:
+    """The date of the version, which is that of the board's edition too: today's would make another page every day."""
+    return date.fromisoformat(str(yaml.safe_load((ROOT / "CITATION.cff").read_text())["date-released"]))
+
+
+def board_page(out: Path = BOARD, zoo: Path = ROOT / "zoo") -> str:
+    """The board as it would be at `out`, from where its links lead."""
+    return render(board_rows(zoo, all_published(), out), released())
+
+
 if __name__ == "__main__":
+    BOARD.write_text(board_page(), encoding="utf-8")
+    print("docs/board.html")
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page())
         print(f"docs/reference/{name}")

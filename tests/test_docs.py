@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -21,6 +22,10 @@ _spec.loader.exec_module(generate)
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     assert (generate.REFERENCE / name).read_text() == generate.PAGES[name](), "run `make docs`"
+
+
+def test_the_board_is_what_the_files_and_stores_say() -> None:
+    assert generate.BOARD.read_text(encoding="utf-8") == generate.board_page(), "run `make docs`"
 
 
 def test_the_readme_shows_the_two_commands() -> None:
@@ -49,9 +54,13 @@ def test_decisions_are_numbered_without_holes() -> None:
 
 def test_every_page_has_its_place_in_the_site_and_the_site_builds(tmp_path: Path) -> None:
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "site" / "index.html").is_file()
     assert (tmp_path / "site" / "reference" / "api" / "index.html").is_file()
+    board = tmp_path / "site" / "board.html"
+    assert 'href="board.html"' in (tmp_path / "site" / "index.html").read_text()
+    for target in set(re.findall(r'href="([^"#:]+)"', board.read_text())):
+        assert (board.parent / unquote(target)).exists(), f"the board of the site links to {target}"

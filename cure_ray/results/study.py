@@ -146,13 +146,18 @@ def labels(infos: Sequence[RunInfo]) -> list[str]:
     return names
 
 
+def recipe(info: RunInfo) -> dict[str, Any]:
+    """The settings that make a run what it is: method and variant, without the seed, the names and how it was executed or judged."""
+    return {k: v for k, v in flatten(info.experiment).items() if not k.startswith(_SAME) or k == "training.method"}
+
+
 def own_names(infos: Sequence[RunInfo]) -> list[str]:
     """The experiments' own names, which must not be shared by runs that differ in more than their seed."""
     same: dict[tuple[str, Any, Any], dict[str, Any]] = {}
     names = []
     for info in infos:
         name = str(info.experiment.get("name") or info.method)
-        flat = {k: v for k, v in flatten(info.experiment).items() if not k.startswith(_SAME) or k == "training.method"}
+        flat = recipe(info)
         other = same.setdefault((name, info.setting("dataset.name"), info.radii), flat)
         changed = [k for k in {**flat, **other} if flat.get(k) != other.get(k)]
         if changed:

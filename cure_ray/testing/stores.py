@@ -1,6 +1,7 @@
 """Real stores on disk with made-up verdicts: everything behind `cure-ray certify` can be tested without certifying."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cure_ray.config import Experiment, dump_experiment, resolve
 from cure_ray.results.schema import SCHEMA
 from cure_ray.results.store import Store
 from cure_ray.testing import fabricate
+from cure_ray.zoo.manifest import CARD, RESULTS, Cost, Entry, Manifest, listed_files, write_manifest
 
 
 def experiment(method: str = "max", seed: int = 0, **training: Any) -> Experiment:
@@ -47,6 +49,27 @@ def write_store(root: Path, runs: dict[str, Experiment], n: int = 30, seed: int 
         plan = {"run_id": digest[:16], "checkpoint_digest": digest, "settings": {}, "threats": threats}
         store.files.write_json(f"plans/{digest[:16]}.json", plan)
     return store
+
+
+def write_zoo(root: Path, networks: Mapping[str, Experiment | str], n: int = 30) -> Path:
+    """A zoo of digits with made-up verdicts: an experiment makes an entry of ours, a name the published network that is described by it."""
+    manifest = Manifest()
+    for i, (name, about) in enumerate(networks.items()):
+        ours = isinstance(about, Experiment)
+        store = write_store(root / name / RESULTS, {name: about if isinstance(about, Experiment) else experiment()}, n, seed=i)
+        if not ours:
+            store.files.write_json(f"runs/{fabricate.digest(name)}.json", {"network": name})
+        (root / name / CARD).write_text(f"# {name}\n")
+        entry = Entry(
+            name=name, title=name.replace("-", " "), kind="ours" if ours else "published", published=None if ours else str(about),
+            dataset="digits", threats=",".join(f"{norm}={eps:g}" for norm, eps in fabricate.THREATS), n=n,
+            seeds=(about.seed,) if isinstance(about, Experiment) else (), identity=fabricate.digest(name),
+            commands=(f"cure-ray certify {name}",), certification=Cost(seconds=12.5, hardware="a machine", version="0.3.0"), folder=name,
+            files=listed_files(root / name),
+        )  # fmt: skip
+        manifest = manifest.with_entry(entry)
+    write_manifest(root, manifest)
+    return root
 
 
 def write_run(directory: Path, about: Experiment, epochs: int = 12) -> None:

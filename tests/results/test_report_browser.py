@@ -3,33 +3,18 @@
 Set CURE_RAY_SCREENSHOTS to a directory to keep the pictures.
 """
 
-import base64
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import browser_helpers
 import pandas as pd
 import pytest
+from browser_helpers import STICKS_OUT, contrast
 
 from cure_ray.results.report import write_report
 from cure_ray.testing import fabricate, stores
 
-BROWSER = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER),
-    reason="no Chromium with chromedriver on this machine: the report was NOT tested in a browser (apt install chromium chromium-driver)",
-)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-)  # fmt: skip
-
-
-STICKS_OUT = """return [...document.querySelectorAll('main *')].filter(e => { const box = e.getBoundingClientRect();
-  return box.width && box.right > innerWidth + 1 && !e.closest('.scroll, .wide-chart'); }).map(e => e.outerHTML.slice(0, 80))"""
+pytestmark = browser_helpers.NEEDED
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +28,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(folder / "results", images=9)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def opened(browser: Any, page: Path) -> Any:
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    browser_helpers.look(browser, 1280)
     browser.get(page.as_uri())
     return browser
 
@@ -158,20 +128,14 @@ def test_following_a_number_opens_its_source(opened: Any) -> None:
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (420, "light"), (420, "dark")])
 def test_nothing_overflows_and_text_has_contrast(opened: Any, width: int, theme: str) -> None:
-    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+    browser_helpers.look(opened, width, theme)
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     assert opened.execute_script(STICKS_OUT) == []
     ink, paper = opened.execute_script("const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]")
     assert contrast(ink, paper) > 10
     soft = opened.execute_script("return getComputedStyle(document.querySelector('.lead')).color")
     assert contrast(soft, paper) > 4.5
-    folder = os.environ.get("CURE_RAY_SCREENSHOTS")
-    if folder:
-        height = opened.execute_script("return document.documentElement.scrollHeight")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 12000), "scale": 1}
-        shot = opened.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
-        (Path(folder) / f"report-{width}-{theme}.png").write_bytes(base64.b64decode(shot["data"]))
+    browser_helpers.keep(opened, f"report-{width}-{theme}")
 
 
 def test_the_theme_button_switches_and_print_is_light(opened: Any) -> None:
@@ -193,7 +157,7 @@ def words(browser: Any, tmp_path: Path) -> Any:
     stores.write_store(
         tmp_path / "results", runs, frame=pd.concat([rows, fabricate.attacked(rows, "pwws"), fabricate.attacked(rows, "cf8", 1)])
     )
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+    browser_helpers.look(browser, 420)
     browser.get(write_report(tmp_path / "results").as_uri())
     return browser
 
@@ -219,15 +183,3 @@ def test_attacked_sentences_can_be_sorted_and_filtered_and_say_what_is_not_prove
         assert (card.get_attribute("data-attack"), card.get_attribute("data-status")) == ("cf8", "falsified")
         assert card.find_element("tag name", "ins").text == "<film> & co"
         assert card.find_element("tag name", "del").text == "film"
-
-
-def contrast(one: str, two: str) -> float:
-    """WCAG contrast ratio of two rgb(...) colours."""
-
-    def luminance(colour: str) -> float:
-        channels = [int(float(v)) / 255 for v in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    light, dark = sorted((luminance(one), luminance(two)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)

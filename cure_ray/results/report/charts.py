@@ -163,6 +163,14 @@ def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> lis
     return placed
 
 
+def stairs(frame: Frame, front: Sequence[tuple[float, float]], kind: str = "front") -> str:
+    """What a front of points, sorted by x, leaves to be beaten: a staircase from the left edge down to the axis."""
+    corners = [(frame.x0, front[0][1])]
+    for (x, y), following in zip(front, [*front[1:], None], strict=True):
+        corners += [(x, y), (x, following[1] if following else frame.y0)]
+    return f'<polyline class="{kind}" points="{" ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in corners)}"/>'
+
+
 def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Markup:
     """Trade-off: both axes better upwards, intervals as whiskers, the Pareto front as a staircase, names in a column beside it."""
     xs = [v for d in dots for v in (d.x[0], d.x[2])]
@@ -176,11 +184,7 @@ def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Mark
     body = [frame.axes(x_label, y_label, x_count=4)]
     front = sorted((d for d in dots if d.on_front), key=lambda d: d.x[1])
     if front:
-        stairs = [(frame.x(frame.x0), frame.y(front[0].y[1]))]
-        for d, following in zip(front, [*front[1:], None], strict=True):
-            stairs.append((frame.x(d.x[1]), frame.y(d.y[1])))
-            stairs.append((frame.x(d.x[1]), frame.y(following.y[1] if following else frame.y0)))
-        body.append(f'<polyline class="front" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in stairs)}"/>')
+        body.append(stairs(frame, [(d.x[1], d.y[1]) for d in front]))
     label_x = frame.width - room + 26
     label_y = _spread([frame.y(d.y[1]) for d in dots], 15, frame.top + 6, frame.height - frame.bottom)
     for d, name, ly in zip(dots, names, label_y, strict=True):

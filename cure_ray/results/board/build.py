@@ -1,0 +1,115 @@
+"""Puts the board together: rows of the published files and of the zoo, one page, written once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from cure_ray import __version__
+from cure_ray.errors import UserError
+from cure_ray.results.board import data
+from cure_ray.results.board.chart import chart, shape, words
+from cure_ray.results.board.claims import published_rows
+from cure_ray.results.board.rows import KINDS, Protocol, Row, in_order, protocols
+from cure_ray.results.board.verdicts import proven_rows
+from cure_ray.results.report.page import environment, write_page
+from cure_ray.results.report.words import duration
+from cure_ray.zoo.manifest import read_manifest
+from cure_ray.zoo.published import Published
+
+
+@dataclass(frozen=True)
+class Section:
+    """A protocol of the page."""
+
+    protocol: Protocol
+    rows: tuple[Row, ...]
+    picture: Markup
+
+    @property
+    def groups(self) -> list[tuple[str, list[Row]]]:
+        """Proofs and claims never stand in one list."""
+        found = [
+            ("Proven here: a verdict for every image, to be recomputed", [r for r in self.rows if r.proven]),
+            ("As published: numbers of a paper", [r for r in self.rows if not r.proven]),
+        ]
+        return [(name, rows) for name, rows in found if rows]
+
+    @property
+    def undrawn(self) -> int:
+        return sum(not (r.clean and r.union) for r in self.rows)
+
+    @property
+    def sentence(self) -> str:
+        """What the protocol's table comes to."""
+        here, printed = self.best(True), self.best(False)
+        parts = []
+        if here and here.union:
+            left = f"; attacks leave {here.bound.percent - here.union.percent:.1f} points open" if here.bound else ""
+            parts.append(f"{here.union.percent:.1f} % is the most that is proven here ({here.title}{left}).")
+        else:
+            parts.append("Nothing is proven here under this protocol yet.")
+        if printed and printed.union:
+            lost = "" if printed.recomputable else "; without public weights nobody can recompute it"
+            parts.append(f"{printed.union.percent:.1f} % is the most that was published ({printed.title}{lost}).")
+        return " ".join(parts)
+
+    def best(self, proven: bool) -> Row | None:
+        return next((r for r in self.rows if r.proven == proven and r.union), None)
+
+
+def board_rows(zoo: Path | None, published: Mapping[str, Published], page: Path) -> list[Row]:
+    """Everything the board says, in its order. Links of the rows lead from `page`."""
+    rows = [row for described in published.values() for row in published_rows(described)]
+    if zoo is not None:
+        rows += proven_rows(zoo, read_manifest(zoo).entries, published, page)
+    if not rows:
+        raise UserError("no network is described and the zoo is empty: there is nothing to put on a board")
+    ordered = in_order(rows)
+    return [row for protocol in protocols(ordered) for row in ordered if row.protocol == protocol]
+
+
+def render(rows: Sequence[Row], made: date) -> str:
+    """The page; the same rows and date give the same bytes."""
+    numbers, sections = dict[str, int](), list[Section]()
+    for protocol in protocols(rows):
+        own = tuple(row for row in rows if row.protocol == protocol)
+        numbers |= {row.anchor: i + 1 for i, row in enumerate(own)}
+        sections.append(Section(protocol, own, chart(own, numbers)))
+    records = [data.record(row) for row in rows]
+    edition = data.fingerprint(records)
+    env = environment("cure_ray.results.board", "board")
+    env.filters |= {"duration": duration, "words": words}
+    env.globals |= {"shape": lambda kind: Markup(shape(kind, 11, 11))}
+    return env.get_template("board.html").render(
+        sections=sections,
+        rows=rows,
+        numbers=numbers,
+        kinds=KINDS,
+        made=made.isoformat(),
+        version=__version__,
+        edition=edition,
+        bibtex=_bibtex(edition, made),
+        records=Markup(data.as_json(records).replace("<", "\\u003c")),
+        downloads=[
+            ("board.csv", "data:text/csv;charset=utf-8," + quote(data.as_csv(records))),
+            ("board.json", "data:application/json;charset=utf-8," + quote(data.as_json(records))),
+        ],
+    )
+
+
+def _bibtex(edition: str, made: date) -> str:
+    fields = {
+        "title": "The board of certified unions",
+        "author": "{The cure_ray authors}",
+        "year": str(made.year),
+        "note": f"cure_ray {__version__}, edition {edition}, {made.isoformat()}",
+    }
+    return "@misc{cure_ray_board,\n" + ",\n".join(f"  {name:6} = {{{text}}}" for name, text in fields.items()) + "\n}"
+
+
+def write_board(zoo: Path | None, published: Mapping[str, Published], out: Path, made: date) -> Path:
+    return write_page(out, render(board_rows(zoo, published, out), made))

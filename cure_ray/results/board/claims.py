@@ -1,0 +1,87 @@
+"""Rows of what was published: one per network and certifier, from the files that describe published networks."""
+
+import re
+from collections.abc import Sequence
+
+from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, read_protocol
+from cure_ray.zoo.published import UNION, Published
+from cure_ray.zoo.published import Figure as Printed
+
+
+def published_rows(described: Published) -> list[Row]:
+    """What its authors, or others, printed about a network. Numbers of one certifier make one row; attacks belong to all of them."""
+    protocol = read_protocol(described.data.name, described.protocol.threats, f"{described.name}.yaml")
+    headline = UNION if len(protocol.balls) > 1 else _threat(*protocol.balls[0])
+    certifiers = list(dict.fromkeys(f.certifier for f in described.figures if f.what == "certified"))
+    place = _place(described)
+    rows = []
+    for certifier in certifiers or [None]:
+        proven = [f for f in described.figures if f.what == "certified" and f.certifier == certifier]
+        attacked = [f for f in described.figures if f.what == "not broken"]
+        union = _one(proven, headline, place)
+        rows.append(
+            Row(
+                anchor="-".join([described.name, "published", *([_slug(certifier)] if len(certifiers) > 1 else [])]),
+                protocol=protocol,
+                network=described.name,
+                title=described.title,
+                by=described.authors,
+                kind="published",
+                certifier=certifier or "not stated",
+                clean=_one([f for f in described.figures if f.what == "clean"], None, place),
+                union=union,
+                bound=_one(attacked, headline, place),
+                balls=tuple(
+                    Ball(n, e, _one(proven, _threat(n, e), place), _one(attacked, _threat(n, e), place)) for n, e in protocol.balls
+                ),
+                n=union.n if union else described.data.n,
+                year=described.year,
+                recomputable=described.recomputable,
+                facts=_facts(described),
+                source=Link(union.source.partition(";")[0] if union else "the paper", place),
+                links=(*([Link(place, place)] if place else []), Link(f"cure_ray/zoo/published/{described.name}.yaml")),
+            )
+        )
+    return rows
+
+
+def _place(described: Published) -> str:
+    """Where a reader can go: to the paper if its address is known, else to where the weights are."""
+    number = re.search(r"arXiv[ :]*(\d{4}\.\d{4,5})", described.paper)
+    return f"https://arxiv.org/abs/{number[1]}" if number else described.source.url if described.source else ""
+
+
+def _threat(norm: str, eps: float) -> str:
+    return f"{norm}={eps:g}"
+
+
+def _slug(text: str | None) -> str:
+    return "".join(c if c.isalnum() else "-" for c in (text or "").lower())
+
+
+def _one(figures: Sequence[Printed], threat: str | None, place: str) -> Figure | None:
+    """Of several printed numbers the one that says most: the strongest proof of a certifier, the strongest attack of anybody."""
+    own = [f for f in figures if f.threat == threat]
+    if not own:
+        return None
+    best = (min if own[0].what == "not broken" else max)(own, key=lambda f: f.value)
+    return figure([best.value], best.n, best.source + (f"; {best.certifier}" if best.certifier else ""), place)
+
+
+def _facts(described: Published) -> tuple[tuple[str, str], ...]:
+    weights, source, data = described.weights, described.source, described.data
+    found = [
+        ("paper", f"{described.authors}: {described.paper}"),
+        ("network", described.network),
+        ("images", f"{data.n} of the {data.split} split of {data.name}"),
+    ]
+    if weights is None or source is None:
+        found.append(("weights", "none are known to be published: the figures cannot be recomputed"))
+    else:
+        place = " ".join(filter(None, [source.url, source.path, f"at commit {source.commit[:12]}" if source.commit else ""]))
+        found += [
+            ("weights", f"{place} (licence: {source.licence})"),
+            ("SHA-256 of their file", weights.sha256 or ""),
+            ("identity of the network", weights.identity or ""),
+        ]
+    return tuple((name, text) for name, text in [*found, ("notes", described.notes)] if text)
