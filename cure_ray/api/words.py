@@ -86,6 +86,8 @@ def attack_text(asked: WordsRequest) -> Store:
     """Attack every head with every attack; finished sentences are kept, the same call continues. Returns the store."""
     if not asked.runs:
         raise UserError("which runs? Give directories of `cure-ray train` on vectors of `cure-ray embed`")
+    if not asked.attacks:
+        raise UserError(f"which attack? --attack takes {' and '.join(ATTACKS)}, separated by commas")
     with cpu_threads(asked.threads):
         lists = word_lists(asked.attacks, asked.wordnet, asked.neighbours)
         subjects = [run_subject(run, data_dir=asked.data_dir) for run in asked.runs]

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 COLOURS = {"clean": "#64748b", "linf": "#3b6fb6", "l2": "#d97706", "l1": "#8b5fbf", "union": "#2a8f5b", "union_linf_l2": "#0e7490"}
+COLOURS |= {"words_pwws": "#3b6fb6", "words_cf8": "#d97706"}
 CYCLE = ("#3b6fb6", "#d97706", "#2a8f5b", "#8b5fbf", "#c8322b", "#0e7490", "#a16207", "#be185d", "#4d7c0f", "#64748b")
 
 
@@ -39,17 +40,18 @@ def _whiskers(table: pd.DataFrame, metric: str) -> Any:
     return np.maximum(0, np.stack([table[metric] - low, high - table[metric]]))
 
 
-def bars(table: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
+def bars(table: pd.DataFrame, metrics: Sequence[str], title: str, y_label: str = "certified accuracy, %") -> Figure:
     """Grouped bars per method with 95 % intervals."""
     figure, ax = _axes(max(4.5, 1.1 * len(table) + 1.5))
     x, width = np.arange(len(table)), 0.8 / len(metrics)
     for i, metric in enumerate(metrics):
         place = x + (i - (len(metrics) - 1) / 2) * width
         errors = _whiskers(table, metric)
-        ax.bar(place, table[metric], width * 0.92, yerr=errors, color=colour(metric), label=metric.removeprefix("cert_"),
+        label = metric.removeprefix("cert_").removeprefix("words_")
+        ax.bar(place, table[metric], width * 0.92, yerr=errors, color=colour(metric), label=label,
                error_kw={"linewidth": 0.8, "capsize": 2})  # fmt: skip
     ax.set_xticks(x, [_tick(m) for m in table["method"]], fontsize=8)
-    ax.set_ylabel("certified accuracy, %")
+    ax.set_ylabel(y_label)
     ax.set_title(title, fontsize=10)
     figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=len(metrics))
     return figure

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from cure_ray.results.frames import load
 from cure_ray.results.outputs import Analysis, escape_latex, script, to_markdown
 from cure_ray.results.paper import compare, doubts, parse_radii, read_paper
 from cure_ray.results.study import build_study
@@ -37,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All the grids, several seeds, several radii, geometric and patch rows."""
+    """All the grids, several seeds, several radii, geometric and patch rows, attacks on words."""
     root = tmp_path_factory.mktemp("rich")
     runs = {m: stores.experiment(m) for m in ("linf", "l2", "l2_pgd", "joint", "max", "random", "finetune", "scratch")}
     runs |= {f"scratch{s}": stores.experiment("scratch", seed=s) for s in (1, 2)}
@@ -52,6 +53,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
         more.append(base[base["norm"] == "linf"].assign(threat=f"linf={eps:g}", eps=eps))
     for family, name in (("geometric", "R(10)"), ("geometric", "Sh(2)"), ("patch", "patch 2x2")):
         more.append(base[base["norm"] == "linf"].assign(family=family, threat=name, norm="", eps=0.0))
+    more += [fabricate.attacked(base, attack, seed) for seed, attack in enumerate(("pwws", "cf8"))]
     stores.write_store(root / "store", runs, frame=pd.concat(more, ignore_index=True))
     stores.write_run(root / "runs" / "max", runs["max"])
     return root / "store"
@@ -74,7 +76,7 @@ def test_there_is_a_script_for_every_table_and_figure() -> None:
     assert SCRIPTS == [
         "alpha_curve", "ba_gp_ablation", "beta_curve", "bound_differences", "cifar100_table", "decomposition", "eta_curve",
         "geometric_table", "l2_training", "lambda2_curve", "main_table", "paper_comparison", "runtime_table", "trade_off_bars",
-        "varying_eps",
+        "varying_eps", "words_table",
     ]  # fmt: skip
 
 
@@ -99,6 +101,7 @@ def test_it_runs_on_a_small_store_and_names_what_it_lacks(
         "geometric_table",
         "cifar100_table",
         "bound_differences",
+        "words_table",
     ):
         assert "missing: " in said
 
@@ -117,6 +120,7 @@ def test_it_writes_tables_and_figures_from_a_rich_store(name: str, made: Callabl
         "lambda2_curve",
         "trade_off_bars",
         "varying_eps",
+        "words_table",
     }
     if name in figures:
         assert {".png", ".svg"} <= endings
@@ -166,6 +170,24 @@ def test_the_main_table_compares_with_the_named_baseline(
         script(main_of("main_table"), [str(small), "--out", str(tmp_path), "--baseline", "nobody"])
     assert info.value.code == 2
     assert "no method called 'nobody'" in capsys.readouterr().err
+
+
+def test_the_table_of_words_keeps_proofs_and_attacks_apart_and_counts_what_stays_in_a_ball(made: Callable[[str], Path], rich: Path) -> None:
+    folder = made("words_table")
+    text = (folder / "words_table.md").read_text()
+    assert {"pwws (attack on words)", "cf8 (attack on words)", "union, latent"} <= {c.strip() for c in text.splitlines()[2].split("|")}
+    assert "Nothing is proven about words" in text
+    rows = load([rich]).verdicts.query("family == 'text'")
+    for _, moved in pd.read_csv(folder / "words_moved.csv").iterrows():
+        own = rows[rows["threat"] == moved["attack"]]
+        assert moved["broken"] == (own["status"] == "falsified").sum() > 0
+        assert moved["attacked"] == (own["status"] != "misclassified").sum()
+        assert (moved["moved_l2"], moved["inside_l2"], moved["single_l2"]) == (2.0, 0, 50.0)
+    tests = pd.read_csv(folder / "words_significance.csv")
+    assert set(tests["attack"]) == {"pwws", "cf8"}
+    assert (tests["only_a"] - tests["only_b"]).abs().max() > 0
+    paper = pd.read_csv(folder / "words_paper.csv").set_index("method")
+    assert paper.loc["CURE-Scratch"].tolist() == [28.4, 17.6]
 
 
 def test_the_eta_curve_mixes_no_other_setting(made: Callable[[str], Path]) -> None:

@@ -226,6 +226,8 @@ def test_what_does_not_fit_is_refused_in_a_sentence(place: Place, tmp_path: Path
     other = world.write_encoder(tmp_path / "other", seed=1)
     with pytest.raises(UserError, match="vectors of another encoder than"):
         attack_text(place.words(encoder=other))
+    with pytest.raises(UserError, match="which attack"):
+        attack_text(place.words(attacks=()))
     settings = {"dataset.train_samples": 200}
     run = cure_ray.train("smoke", method="natural", scale=0.04, overrides=settings, out=tmp_path / "digits", quiet=True)
     with pytest.raises(UserError, match="not on vectors of sentences"):

@@ -14,7 +14,7 @@ from cure_ray.results.frames import Loaded
 from cure_ray.results.report.charts import Dot, scatter, upset
 from cure_ray.results.report.curves import Panel, panels
 from cure_ray.results.report.sentences import WordsSection, words_section
-from cure_ray.results.report.words import claim, comparison, facts
+from cure_ray.results.report.words import claim, comparison, facts, unit
 from cure_ray.results.study import Entry, Study
 
 TONES = 12  # colours in the style sheet
@@ -31,6 +31,7 @@ class Setting:
     headline: str  # the column methods are ranked by
     claim: str
     comparison: str
+    unit: str  # what a sample is called
     facts: tuple[tuple[str, str], ...]
     metrics: Columns  # of the first table
     bars: Columns
@@ -104,14 +105,14 @@ def _funnel(study: Study) -> tuple[Row, ...]:
     return records(grouped)
 
 
-def _patterns(entries: tuple[Entry, ...]) -> tuple[tuple[str, Markup], ...]:
+def _patterns(entries: tuple[Entry, ...], one: str) -> tuple[tuple[str, Markup], ...]:
     out = []
     for entry in entries:
         found = tables.failure_patterns(entry)
         names = [str(c) for c in found.columns if c != "samples"]
         combos = [(tuple(bool(row[n]) for n in names), int(row["samples"])) for row in records(found)]
         total = int(entry.evaluation.correct.sum())
-        out.append((entry.label, upset(f"{entry.label}: what fails together, of {total} correct images", names, combos, total)))
+        out.append((entry.label, upset(f"{entry.label}: what fails together, of {total} correct {one}s", names, combos, total)))
     return tuple(out)
 
 
@@ -163,7 +164,8 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
         balls=balls,
         headline=headline,
         claim=claim(own, best_row),
-        comparison=comparison(rows, best_row, headline),
+        comparison=comparison(rows, best_row, headline, unit(own)),
+        unit=unit(own),
         facts=facts(loaded, own),
         metrics=columns(metrics),
         bars=tuple((c, tables.heading(c)) for c in bars),
@@ -187,7 +189,7 @@ def make_setting(loaded: Loaded, study: Study, name: str) -> Setting:
         else (),
         funnel=_funnel(own),
         statuses=records(status),
-        patterns=_patterns(one_each),
+        patterns=_patterns(one_each, unit(own)),
         curves=tuple(panels(own.entries, tones)),
         entries=own.entries,
         words=words_section(loaded, own, one_each),

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from cure_ray.results import tables
 from cure_ray.results.attacked import FAMILY, Attacked, read_attacked, refuse_contradictions, words_table
 from cure_ray.results.frames import Loaded
 from cure_ray.results.study import Entry, Study
+from cure_ray.results.words import paired_table
 
 Row = dict[str, Any]
 Columns = tuple[tuple[str, str], ...]
@@ -77,20 +76,9 @@ def words_section(loaded: Loaded, own: Study, shown: Sequence[Entry], count: int
         ),
         attacks=tuple({str(k): v for k, v in row.items()} for row in measured.to_dict("records")),
         measures=tuple((c, text) for c, text in headings.items() if c in measured.columns),
-        pairs=_pairs(own, names),
+        pairs=tuple({str(k): v for k, v in row.items()} for row in paired_table(own).to_dict("records")),
         cards=_cards(rows, shown, count),
     )  # fmt: skip
-
-
-def _pairs(own: Study, names: Sequence[str]) -> tuple[Row, ...]:
-    """Every pair of methods that has both, per attack, over the seeds they share."""
-    found = []
-    for name in names:
-        having = [e for e in own.entries if any(name == f"words_{t.name}" for t in e.everything.family(FAMILY))]
-        tests = tables.significance_table(Study(tuple(having), own.source), name, pooled=True)
-        found.append(tests.assign(attack=name.removeprefix("words_")))
-    frame = pd.concat(found, ignore_index=True).sort_values("p_holm", kind="stable")
-    return tuple({str(k): v for k, v in row.items()} for row in frame.to_dict("records"))
 
 
 def _cards(rows: Sequence[Attacked], shown: Sequence[Entry], count: int) -> tuple[SentenceCard, ...]:

@@ -19,7 +19,7 @@ def claim(study: Study, best: Row) -> str:
     e, value = first.evaluation, f"{best[first.headline]:.1f}\u00a0%"
     if first.balls:
         balls = listed([f"{pretty(t.norm)}\u00a0≤\u00a0{'its own radius' if EACH in t.name else f'{t.eps:g}'}" for t in e.threats])
-        if first.everything.family("text"):
+        if unit(study) == "sentence":
             what = f"the vectors of {best['n']} {e.split} sentences of {e.dataset}"
             return f"{best['method']} certifies {value} of {what} against {balls} at once, in latent space: nothing is proven about words."
         return f"{best['method']} certifies {value} of {best['n']} {e.split} images of {e.dataset} against {balls} at once."
@@ -30,7 +30,12 @@ def claim(study: Study, best: Row) -> str:
     return f"{best['method']} certifies {value} of {images} on average over {len(names)} transformations and patches."
 
 
-def comparison(rows: Sequence[Row], best: Row, headline: str) -> str:
+def unit(study: Study) -> str:
+    """What a sample is called: heads on vectors of sentences classify sentences."""
+    return "sentence" if study.entries[0].everything.family("text") else "image"
+
+
+def comparison(rows: Sequence[Row], best: Row, headline: str, one: str = "image") -> str:
     """The interval, the seeds, and how many others are beaten beyond chance."""
     seeds = f", mean of {best['seeds']} seeds (± {best[f'{headline}_sd']:.1f})" if best["seeds"] > 1 else ""
     text = f"95 % interval {best[f'{headline}_low']:.1f} to {best[f'{headline}_high']:.1f}{seeds}; clean accuracy {best['clean']:.1f} %."
@@ -39,7 +44,7 @@ def comparison(rows: Sequence[Row], best: Row, headline: str) -> str:
         worse = sum(r["versus"] == "worse" for r in others)
         test = "exact McNemar test" if max(r["seeds_compared"] for r in others) == 1 else "exact sign test, seeds pooled,"
         whom = f"{worse} of the {len(others)} other methods" if len(others) > 1 else ("the other method" if worse else "no other method")
-        text += f" Beyond chance it beats {whom} ({test} on the same images, Holm-corrected over all pairs)."
+        text += f" Beyond chance it beats {whom} ({test} on the same {one}s, Holm-corrected over all pairs)."
     return text
 
 
@@ -57,12 +62,12 @@ def facts(loaded: Loaded, study: Study) -> tuple[tuple[str, str], ...]:
         {f"cure_ray {e.info.versions['cure_ray']}, torch {e.info.versions.get('torch')}" for e in entries if "cure_ray" in e.info.versions}
     )
     sizes = sorted({e.evaluation.n for e in entries})
-    units = "in latent space" if entries[0].everything.family("text") else "pixel units"
+    units = "in latent space" if unit(study) == "sentence" else "pixel units"
     found = [
         ("data", f"{first.dataset}, {first.split} split"),
         (f"radii ({units})", ", ".join(t.name for t in first.threats) if entries[0].balls else ""),
         ("transformations and patches", "; ".join(transformations)),
-        ("images", " or ".join(map(str, sizes)) + " per checkpoint"),
+        (f"{unit(study)}s", " or ".join(map(str, sizes)) + " per checkpoint"),
         ("seeds", ", ".join(map(str, seeds)) + f" ({len(entries)} checkpoint{'s' if len(entries) > 1 else ''})"),
         ("network", ", ".join(networks)),
         ("engine", ", ".join(f"{a} {b}" for a, b in _distinct(mine, ["engine", "engine_version"]))),
