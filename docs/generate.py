@@ -11,7 +11,7 @@ import yaml
 
 import cure_ray
 from cure_ray.commands.show import field_rows
-from cure_ray.results.board.build import board_rows, render
+from cure_ray.results.board.build import Sources, board_rows, render
 from cure_ray.results.schema import documentation
 from cure_ray.zoo.published import all_published
 
@@ -112,8 +112,9 @@ def released() -> date:
 
 
 def board_page(out: Path = BOARD, zoo: Path = ROOT / "zoo") -> str:
-    """The board as it would be at `out`, from where its links lead."""
-    return render(board_rows(zoo, all_published(), out), released())
+    """The board as it would be at `out`, from where its links lead; judgements lie in `board` beside it."""
+    judgements = out.parent / "board"
+    return render(board_rows(Sources(all_published(), zoo, judgements if judgements.is_dir() else None), out), released())
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ import pytest
 import cure_ray
 from cure_ray.cli import main
 from cure_ray.errors import UserError
-from cure_ray.results.board.build import board_rows, render
+from cure_ray.results.board.build import Sources, board_rows, render
 from cure_ray.results.board.claims import published_rows
 from cure_ray.results.board.data import as_csv, fingerprint, record
+from cure_ray.results.board.judgements import judged_row
 from cure_ray.results.board.rows import Row, on_front, radius
+from cure_ray.results.judgement import Judgement, Measured
 from cure_ray.results.statistics import wilson
 from cure_ray.testing import fabricate, stores
 from cure_ray.zoo.manifest import listed_files, read_manifest, write_manifest
@@ -35,7 +37,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(zoo: Path) -> dict[str, Row]:
-    return {r.anchor: r for r in board_rows(zoo, {"toy": TOY}, zoo.parent / "docs" / "board.html")}
+    return {r.anchor: r for r in board_rows(Sources({"toy": TOY}, zoo), zoo.parent / "docs" / "board.html")}
 
 
 def counted(name: str, seed: int) -> dict[str, float]:
@@ -142,6 +144,56 @@ def test_the_front_is_what_nobody_beats_in_both(rows: dict[str, Row]) -> None:
 
 def test_radii_are_written_as_people_write_them() -> None:
     assert [radius(e) for e in (0.1, 0.5, 1.0, 24 / 255, 8 / 255, 0.25)] == ["0.1", "0.5", "1", "24/255", "8/255", "0.25"]
+
+
+def write_judgement(folder: Path, **changes: object) -> Path:
+    """What `cure-ray judge` writes, with made-up figures."""
+    figures = (
+        Measured("clean", None, 27, 30, 0.0, 0.0),
+        Measured("certified", "union", 15, 30, 0.0, 0.0),
+        Measured("not broken", "union", 18, 30, 0.0, 0.0),
+        Measured("certified", "l2=0.35", 16, 30, 0.0, 0.0),
+    )
+    settings = {"stages": ("ibp", "attack"), "nodes": 10, "engine": "native", "engine_version": "1", "seed": 0}
+    made = Judgement(
+        TOY, "1" * 64, {"file": "toy.pt", "sha256": "2" * 64, "recognised": "the authors' file, by its SHA-256"},
+        {"name": "digits", "split": "test", "n": 30, "digest": "3" * 64}, settings, figures, "a machine", 9.5, 9.0, "cure-ray judge toy",
+        {"cure_ray": "0.3.0"},
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "toy.json"
+    path.write_text(json.dumps(json.loads(made.as_json()) | changes))
+    return path
+
+
+def test_a_judgement_is_a_recertified_row_unless_the_zoo_has_its_store(zoo: Path, tmp_path: Path) -> None:
+    path = write_judgement(tmp_path / "docs" / "board")
+    row = judged_row(path, {"toy": TOY}, tmp_path / "docs" / "board.html")
+    assert (row.kind, row.n, row.open, row.seconds) == ("recertified", 30, 3, 9.5)
+    assert [f.percent for f in (row.clean, row.union, row.bound) if f] == [90.0, 50.0, 60.0]
+    assert row.source is not None
+    assert row.source.href == "board/toy.json"
+    page = tmp_path / "docs" / "board.html"
+    without = board_rows(Sources({"toy": TOY}, judgements=path.parent), page)
+    assert [r.anchor for r in without if r.kind == "recertified"] == ["toy"]
+    both = board_rows(Sources({"toy": TOY}, zoo, path.parent), page)
+    assert [r.anchor for r in both if r.kind == "recertified"] == ["toy-again"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"threats": "linf=0.1,l2=0.5,l1=0.7"}, "another protocol"),
+        ({"name": "nobody"}, "which no file describes"),
+        ({"weights": {"file": "x", "sha256": "2" * 64, "recognised": "not verified"}}, "judges another network"),
+        ({"format": "cure_ray-judgement-9"}, "is not a judgement"),
+        ({"figures": [{"what": "clean", "threat": None, "count": -1, "n": 30}]}, "is not a judgement"),
+    ],
+)
+def test_a_judgement_of_something_else_is_refused(changes: dict[str, object], says: str, tmp_path: Path) -> None:
+    path = write_judgement(tmp_path, **changes)
+    with pytest.raises(UserError, match=says):
+        judged_row(path, {"toy": TOY}, tmp_path / "board.html")
 
 
 def test_the_library_writes_the_page_and_takes_ones_own_description(zoo: Path, tmp_path: Path) -> None:

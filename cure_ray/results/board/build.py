@@ -1,5 +1,6 @@
 """Puts the board together: rows of the published files and of the zoo, one page, written once."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -13,6 +14,7 @@ from cure_ray.errors import UserError
 from cure_ray.results.board import data
 from cure_ray.results.board.chart import chart, shape, words
 from cure_ray.results.board.claims import published_rows
+from cure_ray.results.board.judgements import judged_row
 from cure_ray.results.board.rows import KINDS, Protocol, Row, in_order, protocols
 from cure_ray.results.board.verdicts import proven_rows
 from cure_ray.results.report.page import environment, write_page
@@ -61,13 +63,29 @@ class Section:
         return next((r for r in self.rows if r.proven == proven and r.union), None)
 
 
-def board_rows(zoo: Path | None, published: Mapping[str, Published], page: Path) -> list[Row]:
+@dataclass(frozen=True)
+class Sources:
+    """What the board is made of."""
+
+    published: Mapping[str, Published]
+    zoo: Path | None = None
+    judgements: Path | None = None  # a directory of JSON files
+
+
+def board_rows(sources: Sources, page: Path) -> list[Row]:
     """Everything the board says, in its order. Links of the rows lead from `page`."""
-    rows = [row for described in published.values() for row in published_rows(described)]
-    if zoo is not None:
-        rows += proven_rows(zoo, read_manifest(zoo).entries, published, page)
+    rows = [row for described in sources.published.values() for row in published_rows(described)]
+    if sources.zoo is not None:
+        rows += proven_rows(sources.zoo, read_manifest(sources.zoo).entries, sources.published, page)
+    if sources.judgements is not None:
+        stored = {row.network for row in rows if row.kind == "recertified"}  # a store says more than the judgement made of it
+        judged = [judged_row(path, sources.published, page) for path in sorted(sources.judgements.glob("*.json"))]
+        rows += [row for row in judged if row.network not in stored]
     if not rows:
         raise UserError("no network is described and the zoo is empty: there is nothing to put on a board")
+    twice = [name for name, times in Counter(row.anchor for row in rows).items() if times > 1]
+    if twice:
+        raise UserError(f"two networks are called {twice[0]}; every row of the board has a name of its own")
     ordered = in_order(rows)
     return [row for protocol in protocols(ordered) for row in ordered if row.protocol == protocol]
 
@@ -111,5 +129,5 @@ def _bibtex(edition: str, made: date) -> str:
     return "@misc{cure_ray_board,\n" + ",\n".join(f"  {name:6} = {{{text}}}" for name, text in fields.items()) + "\n}"
 
 
-def write_board(zoo: Path | None, published: Mapping[str, Published], out: Path, made: date) -> Path:
-    return write_page(out, render(board_rows(zoo, published, out), made))
+def write_board(sources: Sources, out: Path, made: date) -> Path:
+    return write_page(out, render(board_rows(sources, out), made))
