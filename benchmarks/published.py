@@ -1,87 +1,63 @@
 """Published l2 networks under the whole cascade, beside what was published about them.
 
-    python benchmarks/published.py --weights DIR [--nodes 1000] [--only lipschitz_mnist_mlp]
+    python benchmarks/published.py --weights DIR [--nodes 1000] [--only lipschitz-mnist-mlp]
 
-DIR holds the weights as safetensors whose keys fit the networks below, and sdp_mnist_200.npz and sdp_cifar_200.npz with the 200 images each
-(uint8) and labels: from the repository of SDP-CROWN (Chiu, Chen, Zhang and Zhang, ICML 2025), whose table the published figures are.
+The networks are those that cure_ray/zoo/published/ describes. DIR holds the weights as NAME.safetensors (or .pt, .mat; hyphens may be
+underscores), and sdp_cifar_200.npz with the 200 CIFAR-10 images (uint8) and labels the authors chose: from the repository of SDP-CROWN
+(Chiu, Chen, Zhang and Zhang, ICML 2025), whose table the published figures are.
 Every verdict is the cascade's: attack, bounds on ball∩[0, 1], branch and bound. CPU time of one process.
 """
 
 import argparse
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
 from sections import context, write_section
-from torch import Tensor, nn
 
 import cure_ray
-from cure_ray.networks.models import Normalize
+from cure_ray.api.judge import published_samples, take
+from cure_ray.zoo.published import Published, all_published
 
-
-def conv_small(channels: int, wide: int) -> list[nn.Module]:
-    conv = [nn.Conv2d(channels, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten()]
-    return [*conv, nn.Linear(wide, 100), nn.ReLU(), nn.Linear(100, 10)]
-
-
-def mlp() -> list[nn.Module]:
-    return [nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)]
-
-
-@dataclass(frozen=True)
-class Published:
-    images: str
-    layers: list[nn.Module]
-    radius: float
-    figures: str  # certified / not broken by an attack, as published
-
-
-NETWORKS = {
-    "lipschitz_mnist_convsmall": Published(
-        "sdp_mnist_200.npz", conv_small(1, 1568), 0.3, "SDP-CROWN 81.5, norms 77.5, beta-CROWN 16 / 84.5"
-    ),
-    "lipschitz_mnist_mlp": Published("sdp_mnist_200.npz", mlp(), 1.0, "SDP-CROWN 32.5, beta-CROWN 36, semidefinite programme 53 / 54"),
-    "lipschitz_cifar10_cnn_a": Published(
-        "sdp_cifar_200.npz",
-        [Normalize((125.3 / 255, 123.0 / 255, 113.9 / 255), (0.225, 0.225, 0.225)), *conv_small(3, 2048)],
-        24 / 255,
-        "SDP-CROWN 49, beta-CROWN 20 / 55.5",
-    ),
-}
+NETWORKS = {name: described for name, described in all_published().items() if name.startswith("lipschitz-")}
+IMAGES = {"lipschitz-cifar10-cnn-a": "sdp_cifar_200.npz"}
 HEADER = [
     "| network, l2 radius | n | clean | by bounds | certified | not broken | open | CPU s a sample | published, certified / not broken |",
     "|---|---|---|---|---|---|---|---|---|",
 ]
 
 
-def samples(path: Path) -> tuple[Tensor, Tensor]:
-    with np.load(path) as file:
-        arrays = [torch.from_numpy(file[name]) for name in file.files]
-    x, y = sorted(arrays, key=lambda a: -a.dim())
-    x = x.unsqueeze(1) if x.dim() == 3 else x
-    return x.float() / 255, y.long()
+def weights_of(described: Published, folder: Path) -> Path:
+    """The file of a network, whichever way its name and format are written."""
+    stems = (described.name, described.name.replace("-", "_"))
+    found = [p for p in sorted(folder.iterdir()) if p.stem in stems and p.suffix in (".safetensors", ".pt", ".pth", ".mat", ".onnx")]
+    if not found:
+        raise SystemExit(f"{folder} holds no weights of {described.name}: expected {described.name}.safetensors")
+    return found[0]
+
+
+def published_figures(described: Published) -> str:
+    certified = ", ".join(f"{f.certifier} {f.value:g}" for f in described.figures if f.what == "certified")
+    return f"{certified} / {', '.join(f'{f.value:g}' for f in described.figures if f.what == 'not broken')}"
 
 
 def row(name: str, weights: Path, nodes: int, seed: int) -> str:
-    published = NETWORKS[name]
-    network = nn.Sequential(*published.layers)
-    network.load_state_dict(load_file(weights / f"{name}.safetensors"))
-    x, y = samples(weights / published.images)
+    described = NETWORKS[name]
+    network = take(described, weights_of(described, weights)).network
+    samples = published_samples(described, weights / IMAGES[name] if name in IMAGES else None)
+    (threat,) = described.protocol.read()
     started = time.process_time()
-    found = cure_ray.certify(network.eval(), x, y, threats=f"l2={published.radius!r}", nodes=nodes, seed=seed).verdicts
+    found = cure_ray.certify(network, samples.images, samples.labels, [threat], nodes=nodes, seed=seed).verdicts
     seconds = time.process_time() - started
     status = found["status"].value_counts()
     percent = 100 / len(found)
     certified, clean = status.get("certified", 0), len(found) - status.get("misclassified", 0)
     alone = ((found["status"] == "certified") & (found["stage"] != "branch-and-bound")).sum()
     cells = [
-        f"{name}, {published.radius:.4g}", len(found), f"{clean * percent:.1f}", f"{alone * percent:.1f}", f"{certified * percent:.1f}",
+        f"{name}, {threat.eps:.4g}", len(found), f"{clean * percent:.1f}", f"{alone * percent:.1f}", f"{certified * percent:.1f}",
         f"{(clean - status.get('falsified', 0)) * percent:.1f}", clean - certified - status.get("falsified", 0),
         f"{seconds / len(found):.2f}",
-        published.figures,
+        published_figures(described),
     ]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 

@@ -24,6 +24,7 @@ from cure_ray.commands import (
     submit,
     sweep,
     train,
+    zoo,
 )
 from cure_ray.errors import SoundnessError, UserError, storage_full
 
@@ -42,6 +43,7 @@ app.command("certify")(certify.certify)
 app.command("radius")(radius.radius)
 app.command("fsck")(fsck.fsck)
 app.command("judge")(judge.judge)
+app.add_typer(zoo.app, name="zoo")
 app.command("sweep")(sweep.sweep)
 app.command("status")(status.status)
 app.command("submit")(submit.submit)

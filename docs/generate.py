@@ -12,12 +12,13 @@ import yaml
 import cure_ray
 from cure_ray.commands.show import field_rows
 from cure_ray.results.board.build import Sources, board_rows, render
+from cure_ray.results.marked import fill
 from cure_ray.results.schema import documentation
 from cure_ray.zoo.published import all_published
 
-REFERENCE = Path(__file__).parent / "reference"
-BOARD = Path(__file__).parent / "board.html"
 ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+BOARD = ROOT / "docs" / "board.html"
 
 
 def configuration_page() -> str:
@@ -87,10 +88,16 @@ def command_line_page() -> str:
     parts = ["# Command line\n\nGenerated from the commands by `make docs`; `cure-ray COMMAND --help` says the same.\n"]
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        parts.append(f"## cure-ray {name}\n\n{inspect.cleandoc(command.help or '')}\n")
-        rows = [_option(p) for p in command.params if p.name != "help"]
-        parts.append("| argument | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
+        parts += _command(f"cure-ray {name}", command)
+        for inner in getattr(command, "commands", {}):
+            parts += _command(f"cure-ray {name} {inner}", command.commands[inner])
     return "\n".join(parts)
+
+
+def _command(name: str, command: Any) -> list[str]:
+    rows = [_option(p) for p in command.params if p.name != "help"]
+    table = "| argument | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    return [f"## {name}\n\n{inspect.cleandoc(command.callback.__doc__ or command.help or '')}\n", table]
 
 
 def _option(parameter: Any) -> str:
@@ -117,9 +124,19 @@ def board_page(out: Path = BOARD, zoo: Path = ROOT / "zoo") -> str:
     return render(board_rows(Sources(all_published(), zoo, judgements if judgements.is_dir() else None), out), released())
 
 
+# Documents with tables between marks, which are written from the zoo (cure_ray/results/marked.py).
+MARKED = ("README.md", "docs/results.md", "docs/experiments.md", "docs/benchmarks.md", "docs/guide/zoo.md")
+
+
+def marked_page(name: str) -> str:
+    return fill((ROOT / name).read_text(), ROOT / "zoo")
+
+
 if __name__ == "__main__":
     BOARD.write_text(board_page(), encoding="utf-8")
     print("docs/board.html")
+    for name in MARKED:
+        (ROOT / name).write_text(marked_page(name))
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page())
         print(f"docs/reference/{name}")

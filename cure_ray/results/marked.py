@@ -1,0 +1,82 @@
+"""Tables in documents that are written from the zoo, not by hand: what stands between two marks is replaced by what the stores say.
+
+`<!-- zoo:protocol mnist linf=0.1,l2=0.3,l1=1 -->` ... `<!-- /zoo -->` holds every network under that protocol: those of the zoo with what
+is proven of them, then the published figures.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cure_ray.errors import UserError
+from cure_ray.results.cards import protocol_key, read_results
+from cure_ray.results.judgement import Measured, measured
+from cure_ray.threats.text import read_threats
+from cure_ray.zoo.manifest import Entry, read_manifest
+from cure_ray.zoo.published import UNION, Figure, Published, all_published
+
+_SECTION = re.compile(r"(<!-- zoo:(\w+) ([^\n]*?) -->\n)(.*?)(<!-- /zoo -->)", re.S)
+
+
+def fill(text: str, zoo: Path) -> str:
+    """A document with every marked section written anew."""
+
+    def section(found: re.Match[str]) -> str:
+        if found[2] != "protocol":
+            raise UserError(f"a section of the zoo is zoo:protocol DATASET THREATS, not zoo:{found[2]}")
+        dataset, _, threats = found[3].partition(" ")
+        return f"{found[1]}{protocol_table(zoo, dataset, threats)}\n{found[5]}"
+
+    return _SECTION.sub(section, text)
+
+
+def protocol_table(zoo: Path, dataset: str, threats: str) -> str:
+    """Every network under one protocol, as Markdown; certified accuracies in %, ours before those that were published."""
+    wanted, names = protocol_key(dataset, threats), [str(t) for t in read_threats(threats)]
+    headline = UNION if len(names) > 1 else names[0]
+    entries = [e for e in read_manifest(zoo).entries if protocol_key(e.dataset, e.threats) == wanted]
+    proven = [(e, measured(read_results(zoo / e.folder, e))) for e in entries]
+    proven.sort(key=lambda pair: -_found(pair[1], "certified", headline).value)
+    columns = [*names, *([UNION] if headline == UNION else [])]
+    head = ["certified, %", "clean", *columns, "95 % interval", "not broken", "images"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += [_proven(entry, figures, columns, headline) for entry, figures in proven]
+    for described in all_published().values():
+        if protocol_key(described.data.name, described.protocol.threats) == wanted and described.figures:
+            lines.append(_printed(described, columns, headline))
+    if len(lines) == 2:
+        raise UserError(f"the zoo and the published networks know nothing about {dataset} with {threats}")
+    return "\n".join(lines)
+
+
+def _found(figures: Sequence[Measured], what: str, threat: str | None) -> Measured:
+    return next(m for m in figures if (m.what, m.threat) == (what, threat))
+
+
+def _proven(entry: Entry, figures: Sequence[Measured], columns: Sequence[str], headline: str) -> str:
+    best = _found(figures, "certified", headline)
+    cells = [f"{_found(figures, 'certified', column).value:.1f}" for column in columns]
+    seeds = f", seed {', '.join(map(str, entry.seeds))}" if entry.seeds else ", certified here"
+    ends = f"{best.low:.1f} to {best.high:.1f}"
+    broken = f"{_found(figures, 'not broken', headline).value:.1f}"
+    clean = f"{figures[0].value:.2f} ({figures[0].n} images)"
+    return "| " + " | ".join([f"{entry.title}{seeds}", clean, *cells, ends, broken, str(best.n)]) + " |"
+
+
+def _printed(described: Published, columns: Sequence[str], headline: str) -> str:
+    claim = "published" if described.recomputable else "claimed"
+    best = _best(described.figures, "certified", headline)
+    by = f" ({best.certifier})" if best and best.certifier else ""
+    cells = [_value(_best(described.figures, "certified", column)) for column in columns]
+    ends = [_value(_best(described.figures, what, threat)) for what, threat in (("clean", None), ("not broken", headline))]
+    n = str(best.n) if best and best.n else ""
+    return "| " + " | ".join([f"{described.title}, {claim}{by}", ends[0], *cells, "", ends[1], n]) + " |"
+
+
+def _best(figures: Sequence[Figure], what: str, threat: str | None) -> Figure | None:
+    own = [f for f in figures if (f.what, f.threat) == (what, threat)]
+    return (min if what == "not broken" else max)(own, key=lambda f: f.value) if own else None
+
+
+def _value(figure: Figure | None) -> str:
+    return f"{figure.value:g}" if figure else ""
