@@ -40,10 +40,11 @@ class CleanPass:
     rows_BSN: Tensor  # elided last layer: f_y - f_i on its inputs
     constant_BS: Tensor
     slack_BS: Tensor
+    error_N: Tensor  # bounds |computed - exact| of what the last layer reads
 
     def select(self, index: Tensor) -> "CleanPass":
         kept = tuple(CleanLayer(c.layer, c.input_BN[index], c.output_BN[index], c.error_N, c.slack_N) for c in self.layers)
-        return CleanPass(kept, self.rows_BSN[index], self.constant_BS[index], self.slack_BS[index])
+        return CleanPass(kept, self.rows_BSN[index], self.constant_BS[index], self.slack_BS[index], self.error_N)
 
 
 def _gamma(layer: Affine) -> float:
@@ -66,13 +67,13 @@ def clean_pass(net: Compiled, x_BN: Tensor, y_B: Tensor) -> CleanPass:
         layers.append(CleanLayer(layer, value_BN, output_BN, error_1N[0], slack_1N[0]))
         error_1N = layer.linear(error_1N, layer.weight_abs) + slack_1N
         centre, radius = layer((low + high) / 2), layer.linear((high - low) / 2, layer.weight_abs) + slack_1N
-        low, high, value_BN = (centre - radius).clamp_min(0), (centre + radius).clamp_min(0), output_BN.relu()
+        low, high, value_BN = (layer.activated(t) for t in (centre - radius, centre + radius, output_BN))
     C_BSK = margin_rows(y_B, net.classes, x_BN.dtype)
     rows_BSN, constant_BS, guard_BS = start_rows(net, C_BSK)
     last = net.layers[-1]
-    magnitude_1K = last.magnitude(high)
+    magnitude_1K = last.magnitude(torch.maximum(low.abs(), high.abs()))
     slack_BS = 16 * _gamma(last) * (guard_BS + C_BSK.abs() @ magnitude_1K[0])
-    return CleanPass(tuple(layers), rows_BSN, constant_BS, slack_BS)
+    return CleanPass(tuple(layers), rows_BSN, constant_BS, slack_BS, error_1N[0])
 
 
 def reached(span: Span, kernel: int, stride: int, padding: int, size: int) -> Span:
@@ -105,9 +106,10 @@ def _convolve(crop_BhwC: Tensor, weight: Tensor, stride: tuple[int, int]) -> Ten
     return (patches.reshape(B * h * w, -1) @ weight.reshape(len(weight), -1).t()).view(B, h, w, -1)
 
 
-def _relu(c: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+def _relu(c: Tensor, r: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor]:
     low, high = (c - r).clamp_min_(0), (c + r).clamp_min_(0)
-    return (low + high) / 2, (high - low) / 2
+    centre, radius = (low + high) / 2, (high - low) / 2
+    return (centre, radius) if carried is None else (torch.where(carried, c, centre), torch.where(carried, r, radius))
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _through_convolution(clean: CleanLayer, window: _Window) -> _Window:
     part = (slice(rows[0], rows[1]), slice(columns[0], columns[1]))
     bias, slack = (m.view(out_H, out_W, channels)[part] for m in (layer.bias_N, clean.slack_N))
     centre, radius = _convolve(c, layer.weight, layer.stride) + bias, _convolve(r, layer.weight_abs, layer.stride) + slack
-    return _Window(*_relu(centre, radius), rows, columns)
+    return _Window(*_relu(centre, radius, layer.carried_channels()), rows, columns)
 
 
 def _into_dense(clean: CleanLayer, window: _Window) -> tuple[Tensor, Tensor]:
@@ -148,7 +150,7 @@ def _into_dense(clean: CleanLayer, window: _Window) -> tuple[Tensor, Tensor]:
     weight = layer.weight.view(-1, H, W, C)[part].flatten(1)
     c = clean.output_BN + (window.c - before).flatten(1) @ weight.t()
     everywhere = layer.weight_abs @ clean.error_N + clean.slack_N
-    return _relu(c, window.r.flatten(1) @ weight.abs().t() + everywhere)
+    return _relu(c, window.r.flatten(1) @ weight.abs().t() + everywhere, layer.carried_N)
 
 
 @torch.no_grad()
@@ -164,11 +166,22 @@ def patch_margins(clean: CleanPass, corner: tuple[int, int], height: int, width:
         window = _through_convolution(clean.layers[index], window)
         index += 1
     if index == len(clean.layers):
-        raise UserError("patch certification needs a fully connected hidden layer after the convolutions")
+        return _margins(clean, *_whole(clean, window))
     c, r = _into_dense(clean.layers[index], window)
     for dense in clean.layers[index + 1 :]:
-        c, r = _relu(dense.layer(c), dense.layer.linear(r, dense.layer.weight_abs) + dense.slack_N)
+        c, r = _relu(dense.layer(c), dense.layer.linear(r, dense.layer.weight_abs) + dense.slack_N, dense.layer.carried_N)
     return _margins(clean, c, r)
+
+
+def _whole(clean: CleanPass, window: _Window) -> tuple[Tensor, Tensor]:
+    """The last convolution's maps with the changed window in them, where the logits read them directly."""
+    last = clean.layers[-1]
+    C, H, W = last.layer.out_shape
+    c = last.layer.activated(last.output_BN).view(-1, H, W, C).clone()
+    r = clean.error_N.view(1, H, W, C).repeat(len(c), 1, 1, 1)
+    _overlay(c, window.c, window.rows, window.columns, 0, 0)
+    _overlay(r, window.r, window.rows, window.columns, 0, 0)
+    return c.flatten(1), r.flatten(1)
 
 
 def _margins(clean: CleanPass, c: Tensor, r: Tensor) -> Tensor:
@@ -192,9 +205,9 @@ def anywhere_margins(clean: CleanPass, height: int, width: int) -> Tensor:
         C, H, W = layer.in_shape
         heavy = layer.weight_abs.view(-1, H, W, C).sum(3).unsqueeze(1)
         radius = F.avg_pool2d(heavy, (height, width), 1).flatten(1).amax(1) * (height * width)
-    c, r = _relu(first.output_BN, radius + first.slack_N)
+    c, r = _relu(first.output_BN, (radius + first.slack_N).expand_as(first.output_BN), layer.carried_N)
     for below in clean.layers[1:]:
-        c, r = _relu(below.layer(c), below.layer.linear(r, below.layer.weight_abs) + below.slack_N)
+        c, r = _relu(below.layer(c), below.layer.linear(r, below.layer.weight_abs) + below.slack_N, below.layer.carried_N)
     return _margins(clean, c, r)
 
 

@@ -14,7 +14,7 @@ from cure_ray.errors import nearest
 from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.norms import NORMS, Norm
 
-NETWORKS = ("cnn7", "conv-small", "mlp")
+NETWORKS = ("cnn7", "conv-small", "mlp", "resnet-small")
 
 
 def _is_none(value: Any) -> bool:
@@ -173,10 +173,12 @@ class NetworkConfig(Model):
     )
     name: str = Field(
         "conv-small",
-        description="cnn7 is the paper's network; conv-small and mlp are for CPUs and tests. With `factory`: the function's name.",
+        description="cnn7 is the paper's network; resnet-small has three residual blocks; conv-small and mlp are for CPUs and tests. With `factory`: the function's name.",
     )
     width: Positive = Field(1.0, description="Multiplier of all channel and hidden widths.")
-    batch_norm: bool = Field(True, description="BN between every affine layer and its ReLU (conv-small and mlp; cnn7 always has it).")
+    batch_norm: bool = Field(
+        True, description="BN after every affine layer but the last (conv-small, mlp, resnet-small; cnn7 always has it)."
+    )
     init: Literal["ibp", "default"] = Field(
         "ibp", description="ibp: weights ~ Normal(0, sqrt(2 pi)/fan_in), made for bound propagation. default: PyTorch's."
     )
@@ -208,7 +210,7 @@ class NetworkConfig(Model):
                     raise ValueError(f"{name} has no effect with network.factory: give it as one of network.arguments")
             return self
         if self.name == "cnn7" and not self.batch_norm:
-            raise ValueError("cnn7 always has batch normalisation; use conv-small or mlp for networks without it")
+            raise ValueError("cnn7 always has batch normalisation; use another network to do without it")
         if self.name != "cnn7" and self.last_conv_stride != 1:
             raise ValueError(f"last_conv_stride belongs to cnn7, not to {self.name}")
         return self

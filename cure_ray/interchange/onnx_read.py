@@ -1,11 +1,14 @@
-"""Bring a network from elsewhere: sequential convolutional ONNX files as a cure_ray Network; anything else is refused by name.
+"""Bring a network from elsewhere: convolutional and residual ONNX files as a cure_ray Network; anything else is refused by name.
 
 Understood: Sub, Add, Div and Mul by constants before the first layer (input normalisation), Conv, Gemm, MatMul with Add,
-BatchNormalization, Relu, Flatten, Reshape to [N, -1], and the operators that do nothing at inference.
+BatchNormalization, Relu, AveragePool and GlobalAveragePool, Flatten, Reshape to [N, -1], the operators that do nothing at inference,
+and the Add of two branches that part at one place: a residual block.
 """
 
+import copy
+import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,16 @@ from torch import Tensor, nn
 from cure_ray.errors import UserError
 from cure_ray.interchange.onnx_write import require_onnx
 from cure_ray.networks.models import Network, Normalize
+from cure_ray.networks.residual import Residual
 
 IDLE = ("Identity", "Dropout", "Cast")
-KNOWN = ("Sub", "Add", "Div", "Mul", "Conv", "Gemm", "MatMul", "BatchNormalization", "Relu", "Flatten", "Reshape", *IDLE)
+POOLS = ("AveragePool", "GlobalAveragePool", "ReduceMean")
+KNOWN = ("Sub", "Add", "Div", "Mul", "Conv", "Gemm", "MatMul", "BatchNormalization", "Relu", *POOLS, "Flatten", "Reshape", *IDLE)
 
 
 @dataclass
 class _Reader:
-    """The sequence read so far. `scale` and `shift` collect the input normalisation: x * scale + shift per channel."""
+    """The layers from the image to one tensor. `scale` and `shift` collect the input normalisation: x * scale + shift per channel."""
 
     constants: dict[str, Tensor]
     shape: tuple[int, ...]  # of one image, as it flows
@@ -37,7 +42,11 @@ class _Reader:
         return len(self.shape) == 1
 
     def has_affine(self) -> bool:
-        return any(isinstance(layer, nn.Conv2d | nn.Linear) for layer in self.layers)
+        return any(isinstance(layer, nn.Conv2d | nn.Linear | Residual) for layer in self.layers)
+
+    def copy(self) -> "_Reader":
+        """To be read on; layers are never changed, so that several paths may share them."""
+        return replace(self, layers=list(self.layers))
 
     def flatten(self) -> None:
         if not self.flat:
@@ -62,16 +71,19 @@ def load_onnx(path: Path, image_shape: tuple[int, int, int] | None = None) -> Ne
         raise UserError(f"{path} has {len(inputs)} inputs and {len(graph.output)} outputs; a classifier has one of each")
     rank = len(inputs[0].type.tensor_type.shape.dim)
     reader = _Reader(constants, _input_shape(inputs[0], image_shape, path), takes_flat=rank == 2)
-    shape = reader.shape
-    current = inputs[0].name
+    shape, output = reader.shape, graph.output[0].name
+    paths = {inputs[0].name: reader}
+    unread = {inputs[0].name}
     for node in graph.node:
         if node.op_type == "Constant":
             constants[node.output[0]] = _constant(onnx, node)
             continue
-        current = _read(onnx, node, current, reader)
-    if current != graph.output[0].name:
-        raise UserError(f"{path} is not sequential: its output {graph.output[0].name!r} is not the end of the chain")
-    return _network(reader, shape, path)
+        paths[node.output[0]] = _read(onnx, node, paths)
+        unread = (unread - set(node.input)) | {node.output[0]}
+    if unread != {output}:
+        loose = ", ".join(repr(name) for name in sorted(unread - {output})) or repr(output)
+        raise UserError(f"{path} is not one network: nothing reads {loose}, and its output is {output!r}")
+    return _network(paths[output], shape, path)
 
 
 def _input_shape(value: Any, given: tuple[int, int, int] | None, path: Path) -> tuple[int, int, int]:
@@ -105,17 +117,22 @@ def _refuse(node: Any, why: str) -> UserError:
     return UserError(f"cannot read the ONNX operator {node.op_type} ({node.name or node.output[0]}): {why}")
 
 
-def _read(onnx: Any, node: Any, current: str, reader: _Reader) -> str:
-    """One node onto the sequence; the name of its output."""
+def _read(onnx: Any, node: Any, paths: dict[str, _Reader]) -> _Reader:
+    """The path to what one node gives."""
     kind = node.op_type
     if kind not in KNOWN or node.domain not in ("", "ai.onnx"):
         hint = "; certify the logits, cut it off" if kind in ("Softmax", "LogSoftmax") else ""
-        raise _refuse(node, f"only sequences of {', '.join(KNOWN)} are read{hint}")
-    if current not in node.input:
-        raise _refuse(node, "it does not read the layer before it: the network is not sequential")
+        raise _refuse(node, f"only networks of {', '.join(KNOWN)} are read{hint}")
+    sources = [name for name in node.input if name in paths]
+    if len(sources) == 2 and kind == "Add":
+        return _join(node, paths[sources[0]], paths[sources[1]])
+    if len(sources) != 1:
+        raise _refuse(node, f"it reads {len(sources) or 'none'} of the layers before it; only Add joins two, others read one")
+    current = sources[0]
+    reader = paths[current].copy()
     others = [reader.constants.get(name) for name in node.input if name and name != current]
-    if any(o is None for o in others) or list(node.input).count(current) != 1:
-        raise _refuse(node, "it reads something that is neither the layer before it nor a constant: the network is not sequential")
+    if any(o is None for o in others):
+        raise _refuse(node, "it reads something that is neither a layer before it nor a constant")
     values = [o for o in others if o is not None]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     reader.awaits_bias = reader.awaits_bias and kind in ("Add", *IDLE)
@@ -129,6 +146,8 @@ def _read(onnx: Any, node: Any, current: str, reader: _Reader) -> str:
         _batch_norm(node, reader, values, attributes)
     elif kind == "Relu":
         reader.layers.append(nn.ReLU())
+    elif kind in POOLS:
+        _average(node, reader, values, attributes)
     elif kind == "Flatten":
         if attributes.get("axis", 1) != 1:
             raise _refuse(node, f"axis {attributes['axis']}; only everything but the batch can be flattened")
@@ -139,7 +158,46 @@ def _read(onnx: Any, node: Any, current: str, reader: _Reader) -> str:
         raise _refuse(node, "only a cast to floating point leaves the numbers as they are")
     elif kind == "Dropout" and len(values) > 1 and bool(values[1].any()):
         raise _refuse(node, "it is in training mode")
-    return str(node.output[0])
+    return reader
+
+
+def _join(node: Any, one: _Reader, other: _Reader) -> _Reader:
+    """The sum of two branches as a residual block at the place where they part. The longer one is the main branch."""
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], zip(one.layers, other.layers, strict=False)))
+    if one.shape != other.shape:
+        raise _refuse(node, f"it adds branches of shapes {one.shape} and {other.shape}, which differ")
+    same_input = torch.equal(one.scale, other.scale) and torch.equal(one.shift, other.shift)
+    if not any(isinstance(layer, nn.Conv2d | nn.Linear) for layer in one.layers[:shared]) or not same_input:
+        raise _refuse(node, "its branches part before the first layer; a residual block must follow one")
+    main, shortcut = sorted((one.layers[shared:], other.layers[shared:]), key=len, reverse=True)
+    if any(isinstance(layer, nn.ReLU | Residual) for layer in shortcut) or not main:
+        raise _refuse(
+            node, "an unknown join: of two branches one must be nothing, or one layer with BatchNormalization if any (a shortcut)"
+        )
+    joined = one.copy()
+    joined.layers, joined.awaits_bias = [*one.layers[:shared], Residual(main, shortcut)], False
+    return joined
+
+
+def _average(node: Any, reader: _Reader, values: list[Tensor], attributes: dict[str, Any]) -> None:
+    if reader.flat:
+        raise _refuse(node, "average pooling needs images")
+    if node.op_type != "AveragePool":
+        axes = values[0].tolist() if values else list(attributes.get("axes", []))
+        if node.op_type == "ReduceMean" and sorted(axis % 4 for axis in axes) != [2, 3]:
+            raise _refuse(node, f"only the mean over height and width is read, not over the axes {axes}")
+        reader.layers.append(nn.AdaptiveAvgPool2d(1))
+        reader.shape = (reader.shape[0], 1, 1)
+        if not attributes.get("keepdims", 1):
+            reader.flatten()
+        return
+    window, strides = list(attributes["kernel_shape"]), list(attributes.get("strides", [1, 1]))
+    mode = attributes.get("auto_pad", b"NOTSET").decode()
+    plain = mode in ("NOTSET", "VALID") and not any(attributes.get("pads", [])) and not attributes.get("ceil_mode", 0)
+    if len(window) != 2 or strides != window or not plain or any(d != 1 for d in attributes.get("dilations", [])):
+        raise _refuse(node, "average pooling is read over windows that do not overlap, without padding")
+    reader.layers.append(nn.AvgPool2d((window[0], window[1])))
+    reader.shape = (reader.shape[0], *(n // k for n, k in zip(reader.shape[1:], window, strict=True)))
 
 
 def _arithmetic(node: Any, reader: _Reader, value: Tensor, first: bool) -> None:
@@ -149,7 +207,9 @@ def _arithmetic(node: Any, reader: _Reader, value: Tensor, first: bool) -> None:
     last = reader.layers[-1] if reader.layers else None
     if reader.has_affine():
         if node.op_type == "Add" and isinstance(last, nn.Linear) and awaited and value.numel() == last.out_features:
-            last.bias.data = value.flatten().float()
+            biased = copy.deepcopy(last)  # another path may read the product without it
+            biased.bias.data = value.flatten().float()
+            reader.layers[-1] = biased
             return
         raise _refuse(node, "arithmetic is understood before the first layer (normalisation), and Add directly after MatMul")
     channels = reader.shape[0] if not reader.flat else 1

@@ -1,7 +1,7 @@
 """A network as an ONNX file.
 
 The graph is written layer by layer, without an exporter: Sub and Div for the normalisation, BN folded into its affine layer in
-float64 (what other verifiers read best), then Conv, Gemm, Relu and Flatten.
+float64 (what other verifiers read best), then Conv, Gemm, Relu and Flatten, AveragePool and the Add of residual blocks.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network
-from cure_ray.networks.sequence import folded, read_blocks
+from cure_ray.networks.sequence import WHOLE, folded, read_blocks
 
 OPSET, IR_VERSION = 13, 8  # old enough for every verifier of the last VNN-COMPs
 
@@ -26,14 +26,15 @@ def require_onnx() -> Any:
 
 
 class _Graph:
-    """Nodes in a row, each reading the one before."""
+    """Nodes in a row, each reading the one before or, where `last` is set, another."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.nodes, self.constants, self.last = onnx, list[Any](), list[Any](), "input"
 
-    def add(self, operator: str, constants: Sequence[tuple[str, Tensor]] = (), **attributes: Any) -> None:
+    def add(self, operator: str, constants: Sequence[tuple[str, Tensor]] = (), other: str | None = None, **attributes: Any) -> None:
+        """`other`: a second node to read."""
         number = len(self.nodes)
-        names = []
+        names = [] if other is None else [other]
         for name, value in constants:
             names.append(f"{operator.lower()}_{number}.{name}")
             self.constants.append(self.onnx.numpy_helper.from_array(value.float().contiguous().numpy(), names[-1]))
@@ -50,9 +51,13 @@ def onnx_model(network: Network) -> Any:
     if sequence.normalize is not None:
         graph.add("Sub", [("mean", sequence.normalize.mean.detach().cpu()[None])])
         graph.add("Div", [("std", sequence.normalize.std.detach().cpu()[None])])
-    for block in sequence.blocks:
-        if block is not sequence.blocks[0]:
-            graph.add("Relu")
+    outcomes = {-1: graph.last}
+    for i, block in enumerate(sequence.blocks):
+        graph.last = outcomes[block.reads]
+        if block.pool == WHOLE:
+            graph.add("GlobalAveragePool")
+        elif block.pool is not None:
+            graph.add("AveragePool", kernel_shape=list(block.pool), strides=list(block.pool))
         if block.flatten:
             graph.add("Flatten", axis=1)
         weight, bias = folded(block)
@@ -64,6 +69,11 @@ def onnx_model(network: Network) -> Any:
             )  # fmt: skip
         else:
             graph.add("Gemm", [("weight", weight), ("bias", bias)], transB=1)
+        if block.adds is not None:
+            graph.add("Add", other=outcomes[block.adds])
+        if block.relu:
+            graph.add("Relu")
+        outcomes[i] = graph.last
     graph.nodes[-1].output[0] = "logits"
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     proto = helper.make_graph(

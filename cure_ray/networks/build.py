@@ -6,6 +6,9 @@ from cure_ray import seeding
 from cure_ray.config import Dataset, Experiment, NetworkConfig
 from cure_ray.networks.models import Network, cnn7, conv_small, ibp_init, mlp
 from cure_ray.networks.own import own_network
+from cure_ray.networks.residual import resnet_small
+
+_MADE = {"conv-small": conv_small, "mlp": mlp, "resnet-small": resnet_small}
 
 
 def build_network(config: NetworkConfig, dataset: Dataset, seed: int) -> Network:
@@ -18,8 +21,7 @@ def build_network(config: NetworkConfig, dataset: Dataset, seed: int) -> Network
         elif config.name == "cnn7":
             network = cnn7(shape, classes, mean, std, config.width, config.last_conv_stride)
         else:
-            make = conv_small if config.name == "conv-small" else mlp
-            network = make(shape, classes, mean, std, config.width, config.batch_norm)
+            network = _MADE[config.name](shape, classes, mean, std, config.width, config.batch_norm)
     if config.init == "ibp":
         ibp_init(network, seeding.generator("cpu", seed, "ibp_init"))
     return network

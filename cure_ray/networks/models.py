@@ -36,12 +36,12 @@ class Network(nn.Sequential):
         self.num_classes = num_classes
 
 
-def _normalize(mean: Sequence[float], std: Sequence[float]) -> list[nn.Module]:
+def normalize_layers(mean: Sequence[float], std: Sequence[float]) -> list[nn.Module]:
     identity = all(m == 0 for m in mean) and all(s == 1 for s in std)
     return [] if identity else [Normalize(mean, std)]
 
 
-def _conv(channels_in: int, channels_out: int, kernel: int, stride: int, padding: int, batch_norm: bool) -> list[nn.Module]:
+def conv_layers(channels_in: int, channels_out: int, kernel: int, stride: int, padding: int, batch_norm: bool) -> list[nn.Module]:
     layers: list[nn.Module] = [nn.Conv2d(channels_in, channels_out, kernel, stride, padding)]
     if batch_norm:
         layers.append(nn.BatchNorm2d(channels_out))
@@ -67,9 +67,9 @@ def cnn7(
     narrow, wide, hidden = (max(1, round(width * n)) for n in (64, 128, 512))
     channels, height, _ = input_shape
     plan = [(narrow, 1), (narrow, 1), (wide, 2), (wide, 1), (wide, last_conv_stride)]
-    layers = _normalize(mean, std)
+    layers = normalize_layers(mean, std)
     for channels_out, stride in plan:
-        layers += _conv(channels, channels_out, 3, stride, 1, batch_norm=True)
+        layers += conv_layers(channels, channels_out, 3, stride, 1, batch_norm=True)
         channels, height = channels_out, (height - 1) // stride + 1
     layers += [nn.Flatten(), *_linear(channels * height * height, hidden, batch_norm=True), nn.Linear(hidden, num_classes)]
     return Network(layers, input_shape, num_classes)
@@ -86,9 +86,9 @@ def conv_small(
     """Two strided convolutions (16, 32) and two linear layers (100): for CPUs and tests."""
     first, second, hidden = (max(1, round(width * n)) for n in (16, 32, 100))
     channels, height, _ = input_shape
-    layers = _normalize(mean, std)
+    layers = normalize_layers(mean, std)
     for channels_out in (first, second):
-        layers += _conv(channels, channels_out, 4, 2, 1, batch_norm)
+        layers += conv_layers(channels, channels_out, 4, 2, 1, batch_norm)
         channels, height = channels_out, (height - 2) // 2 + 1
     if height < 1:
         raise ValueError(f"conv-small needs images of at least 4x4 pixels, got {input_shape}")
@@ -106,7 +106,7 @@ def mlp(
 ) -> Network:
     """Two hidden layers of 100: the smallest network that is still interesting."""
     hidden = max(1, round(width * 100))
-    layers = [*_normalize(mean, std), nn.Flatten(), *_linear(math.prod(input_shape), hidden, batch_norm)]
+    layers = [*normalize_layers(mean, std), nn.Flatten(), *_linear(math.prod(input_shape), hidden, batch_norm)]
     return Network([*layers, *_linear(hidden, hidden, batch_norm), nn.Linear(hidden, num_classes)], input_shape, num_classes)
 
 

@@ -42,7 +42,7 @@ def own_network(config: NetworkConfig, shape: tuple[int, int, int], classes: int
 
 
 def _check_layers(blocks: Blocks, network: Network, where: str) -> None:
-    if len(blocks.blocks) < 2:
+    if not any(block.relu for block in blocks.blocks):
         raise UserError(f"{where}: a linear classifier; at least one hidden layer with a ReLU is needed")
     layers = [layer for block in blocks.blocks for layer in (block.affine, block.norm) if layer is not None]
     if len(set(map(id, layers))) != len(layers):

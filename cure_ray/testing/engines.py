@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cure_ray.bounds.engine import STAGES, Engine, Stage
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network, Normalize
+from cure_ray.networks.residual import Residual
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.geometry import distance
 from cure_ray.threats.norms import NORMS
@@ -39,12 +40,21 @@ def networks() -> dict[str, Network]:
             "normalize-no-bias": build(
                 Normalize([0.4, 0.5], [0.3, 0.2]), conv(2, 3, 3, 1, 1, bias=False), relu(), nn.Flatten(), linear(108, 3)
             ),
-        }
+            "residual-projection": build(
+                conv(2, 3, 3, 1, 1), relu(),
+                Residual([conv(3, 4, 3, 2, 1), nn.BatchNorm2d(4), relu(), conv(4, 4, 3, 1, 1)], [conv(3, 4, 1, 2), nn.BatchNorm2d(4)]),
+                relu(), nn.AvgPool2d(2), nn.Flatten(), linear(4, 3),
+            ),
+            "residual-without-relu": build(
+                Normalize([0.4, 0.5], [0.3, 0.2]), conv(2, 3, 2, 2, 0), Residual([conv(3, 4, 1), relu(), conv(4, 3, 3, 1, 1)]),
+                nn.Flatten(), linear(27, 5), relu(), Residual([linear(5, 4), relu(), linear(4, 5)]), linear(5, 3),
+            ),
+        }  # fmt: skip
 
 
 def _randomised(network: Network) -> Network:
     with torch.no_grad():
-        for module in network:
+        for module in network.modules():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 assert module.running_mean is not None
                 assert module.running_var is not None

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cure_ray.networks.sequence import window_of
 from cure_ray.training.folding import Folded, FoldedNetwork
 from cure_ray.training.propagation import Region
 
@@ -31,19 +32,37 @@ def _relaxed(a_MKN: Tensor, centre: Tensor, radius: Tensor) -> tuple[Tensor, Ten
     return slopes, (rising * intercept[:, None]).flatten(2).sum(2)
 
 
-def _through(layer: Folded, a: Tensor, before: torch.Size) -> tuple[Tensor, Tensor]:
-    """Coefficients [M, K, outputs] of an affine layer as coefficients of what enters it, and the constants its bias gives."""
+def _through(layer: Folded, a: Tensor, read: torch.Size) -> tuple[Tensor, Tensor]:
+    """Coefficients [M, K, outputs] of an affine layer as coefficients of what it reads, and the constants its bias gives."""
     M, K = a.shape[:2]
     if layer.weight.dim() == 2:
-        return (a.flatten(2) @ layer.weight).view(M, K, *before), a.flatten(2) @ layer.bias
+        return _unpooled(layer, a.flatten(2) @ layer.weight, read), a.flatten(2) @ layer.bias
     maps = a.flatten(0, 1)
-    size, kernel = before[1:], layer.weight.shape[2:]
+    size, kernel = _pooled_size(layer, read), layer.weight.shape[2:]
     extra = [
         n - ((out - 1) * stride - 2 * pad + k)
         for n, out, stride, pad, k in zip(size, maps.shape[2:], layer.stride, layer.padding, kernel, strict=True)
     ]
     moved = F.conv_transpose2d(maps, layer.weight, None, layer.stride, layer.padding, extra)
-    return moved.view(M, K, *before), (a.flatten(3).sum(3) * layer.bias).sum(2)
+    return _unpooled(layer, moved.view(M, K, *moved.shape[1:]), read), (a.flatten(3).sum(3) * layer.bias).sum(2)
+
+
+def _pooled_size(layer: Folded, read: torch.Size) -> list[int]:
+    if layer.pool is None:
+        return list(read[1:])
+    return [n // k for n, k in zip(read[1:], window_of(layer.pool, read[1:]), strict=True)]
+
+
+def _unpooled(layer: Folded, a: Tensor, read: torch.Size) -> Tensor:
+    """Coefficients [M, K, ...] of what enters a layer as those of what it reads: every pixel of a window has its share, those that
+    no window holds have none."""
+    M, K = a.shape[:2]
+    if layer.pool is None:
+        return a.view(M, K, *read)
+    height, width = window_of(layer.pool, read[1:])
+    maps = a.view(M * K, read[0], *_pooled_size(layer, read))
+    spread = maps.repeat_interleave(height, 2).repeat_interleave(width, 3) / (height * width)
+    return F.pad(spread, (0, read[2] - spread.shape[3], 0, read[1] - spread.shape[2])).view(M, K, *read)
 
 
 def _reach(a_MKN: Tensor, region: Region) -> Tensor:
@@ -55,17 +74,29 @@ def _reach(a_MKN: Tensor, region: Region) -> Tensor:
 
 
 def linear_upper_bounds(network: FoldedNetwork, regions: Sequence[Region], hidden: Sequence[tuple[Tensor, Tensor]], y_M: Tensor) -> Tensor:
-    """u [M, K]: upper bounds on f_i - f_y from the boxes before every ReLU (`propagate(..., keep_hidden=True)`)."""
+    """u [M, K]: upper bounds on f_i - f_y from the boxes after every inner layer (`propagate(..., keep_hidden=True)`)."""
     *inner, last = network.layers
     centre = torch.cat([region.centre for region in regions])
     z = centre if network.normalize is None else network.normalize(centre)
-    a = last.weight - last.weight[y_M][:, None]
+    shapes = {-1: z.shape[1:], **{i: c.shape[1:] for i, (c, _) in enumerate(hidden)}}  # of what each layer gives
+    found = dict[int, Tensor]()  # coefficients of what each layer gives
+
+    def hand(source: int, a: Tensor) -> None:
+        found[source] = found[source] + a if source in found else a
+
+    hand(last.reads, _unpooled(last, last.weight - last.weight[y_M][:, None], shapes[last.reads]))
     total = last.bias - last.bias[y_M][:, None]
-    shapes = [z.shape[1:], *(c.shape[1:] for c, _ in hidden[:-1])]  # of what enters each layer
-    for layer, shape, (c, r) in zip(reversed(inner), reversed(shapes), reversed(hidden), strict=True):
-        a, of_relu = _relaxed(a.view(*a.shape[:2], *c.shape[1:]), c, r)
-        a, of_bias = _through(layer, a, shape)
-        total = total + of_relu + of_bias
+    for i in range(len(inner) - 1, -1, -1):
+        layer, a = inner[i], found.pop(i)
+        if layer.relu:
+            a, of_relu = _relaxed(a, *hidden[i])
+            total = total + of_relu
+        if layer.adds is not None:
+            hand(layer.adds, a)
+        a, of_bias = _through(layer, a, shapes[layer.reads])
+        hand(layer.reads, a)
+        total = total + of_bias
+    a = found[-1]
     total = total + (a * z[:, None]).flatten(2).sum(2)
     a = a if network.normalize is None else a / network.normalize.std
     reach = [_reach(part, region) for part, region in zip(a.split([len(region.centre) for region in regions]), regions, strict=True)]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cure_ray.networks.models import Normalize
-from cure_ray.networks.sequence import BatchNorm, Block, Blocks, ChannelMap, bias_of
+from cure_ray.networks.sequence import BatchNorm, Block, Blocks, ChannelMap, Outcomes, bias_of, pooled
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor over data-parallel ranks, differentiably
 
@@ -31,9 +31,18 @@ class Folded:
     stride: tuple[int, int]
     padding: tuple[int, int]
     flatten: bool
+    pool: tuple[int, int] | None = None
+    reads: int = -1  # and the rest of its place in the network, as in `Block`
+    adds: int | None = None
+    relu: bool = False
+
+    def entering(self, x: Tensor) -> Tensor:
+        """What it reads, as it multiplies it."""
+        x = pooled(x, self.pool)
+        return x.flatten(1) if self.flatten else x
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x = x.flatten(1) if self.flatten else x
+        x = self.entering(x)
         if weight.dim() == 2:
             return F.linear(x, weight, bias)
         return F.conv2d(x, weight, bias, self.stride, self.padding)
@@ -81,11 +90,12 @@ class FoldedNetwork:
         return self._forward(x, _apply_for_input_gradient if few_channels else Folded.apply)
 
     def _forward(self, x: Tensor, apply_first: "Callable[[Folded, Tensor, Tensor, Tensor], Tensor]") -> Tensor:
-        x = x if self.normalize is None else self.normalize(x)
+        outcomes = Outcomes(self.layers, x if self.normalize is None else self.normalize(x))
         for i, layer in enumerate(self.layers):
-            x = (apply_first if i == 0 else Folded.apply)(layer, x, layer.weight, layer.bias)
-            if layer is not self.layers[-1]:
-                x = torch.relu_(x)
+            x = (apply_first if i == 0 else Folded.apply)(layer, outcomes.of(layer.reads), layer.weight, layer.bias)
+            x = x if layer.adds is None else x + outcomes.of(layer.adds)
+            x = torch.relu_(x) if layer.relu else x
+            outcomes.put(i, x)
         return x
 
 
@@ -102,7 +112,7 @@ def _fold(block: Block, stats: BatchStatistics | None) -> Folded:
     conv = isinstance(block.affine, nn.Conv2d)
     stride: Any = block.affine.stride if conv else (1, 1)
     padding: Any = block.affine.padding if conv else (0, 0)
-    return Folded(weight, bias, stride, padding, block.flatten)
+    return Folded(weight, bias, stride, padding, block.flatten, block.pool, block.reads, block.adds, block.relu)
 
 
 def fold_batch(blocks: Blocks, stats: Sequence[BatchStatistics | None]) -> FoldedNetwork:
@@ -131,19 +141,19 @@ def clean_forward(blocks: Blocks, x: Tensor, all_sum: Sum = _identity, world: in
 
     Updates the running statistics once. With data-parallel ranks the statistics are those of the global batch.
     """
-    x = x if blocks.normalize is None else blocks.normalize(x)
+    outcomes = Outcomes(blocks.blocks, x if blocks.normalize is None else blocks.normalize(x))
     statistics = list[BatchStatistics | None]()
-    last = len(blocks.blocks) - 1
     for i, block in enumerate(blocks.blocks):
         raw = _fold(block, None)
-        x = raw.apply(x, raw.weight, raw.bias)
+        x = raw.apply(outcomes.of(block.reads), raw.weight, raw.bias)
         if block.norm is not None:
             x, stats = _batch_norm(block.norm, x, all_sum, world)
             statistics.append(stats)
         else:
             statistics.append(None)
-        if i < last:
-            x = torch.relu_(x)
+        x = x if block.adds is None else x + outcomes.of(block.adds)
+        x = torch.relu_(x) if block.relu else x
+        outcomes.put(i, x)
     return x, statistics
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray.networks.models import Normalize
+from cure_ray.networks.sequence import Outcomes
 from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.norms import Norm
 from cure_ray.training.folding import Folded, FoldedNetwork
@@ -71,11 +72,15 @@ def interval_relu(c: Tensor, r: Tensor, shrink: float = 1.0) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Propagated:
-    """The boxes of a stack of regions before the last affine layer, and (if asked for) before every ReLU."""
+    """The boxes of a stack of regions before the last affine layer, and (if asked for) after every other one, before its ReLU."""
 
     centre: Tensor
     radius: Tensor | None  # None: every region was a point
     hidden: tuple[tuple[Tensor, Tensor], ...]
+
+    def before_relu(self, network: FoldedNetwork) -> list[tuple[Tensor, Tensor]]:
+        """Those of the hidden boxes that a ReLU follows: all but those of projections."""
+        return [box for box, layer in zip(self.hidden, network.layers, strict=False) if layer.relu]
 
 
 def _first_radius(first: Folded, normalize: Normalize | None, region: Region, out_shape: torch.Size) -> Tensor:
@@ -96,26 +101,34 @@ def propagate(
 ) -> Propagated:
     """All regions as one stacked batch, up to (not including) the last affine layer."""
     centre = torch.cat([region.centre for region in regions])
-    c = centre if network.normalize is None else network.normalize(centre)
-    first, *rest = network.layers
+    image = centre if network.normalize is None else network.normalize(centre)
+    *inner, last = network.layers
     if points:
-        for layer in network.layers[:-1]:
-            c = torch.relu(layer.apply(c, layer.weight, layer.bias))
-        return Propagated(c.flatten(1) if network.layers[-1].flatten else c, None, ())
-    if not rest:  # a linear classifier: its one layer is the last, and `elided` would need the input region
+        outcomes = Outcomes(network.layers, image)
+        for i, layer in enumerate(inner):
+            c = layer.apply(outcomes.of(layer.reads), layer.weight, layer.bias)
+            c = c if layer.adds is None else c + outcomes.of(layer.adds)
+            outcomes.put(i, torch.relu(c) if layer.relu else c)
+        return Propagated(last.entering(outcomes.of(last.reads)), None, ())
+    if not inner:  # a linear classifier: its one layer is the last, and `elided` would need the input region
         raise ValueError("a network needs at least one hidden layer")
-    c = first.apply(c, first.weight, first.bias)
+    first = inner[0]
+    c = first.apply(image, first.weight, first.bias)
     r = _stacked_first_radius(first, network.normalize, regions, c.shape)
+    boxes = Outcomes(network.layers, (image, image))  # the image is read by the first layer alone
     hidden: list[tuple[Tensor, Tensor]] = []
-    for layer in rest:
+    for i, layer in enumerate(inner):
+        if i > 0:
+            c, r = boxes.of(layer.reads)
+            c, r = layer.apply(c, layer.weight, layer.bias), layer.apply(r, layer.weight.abs(), None)
+        if layer.adds is not None:
+            other_c, other_r = boxes.of(layer.adds)
+            c, r = c + other_c, r + other_r
         if keep_hidden:
             hidden.append((c, r))
-        c, r = interval_relu(c, r, shrink)
-        if layer is not rest[-1]:
-            c, r = layer.apply(c, layer.weight, layer.bias), layer.apply(r, layer.weight.abs(), None)
-    if rest[-1].flatten:
-        c, r = c.flatten(1), r.flatten(1)
-    return Propagated(c, r, tuple(hidden))
+        boxes.put(i, interval_relu(c, r, shrink) if layer.relu else (c, r))
+    c, r = boxes.of(last.reads)
+    return Propagated(last.entering(c), last.entering(r), tuple(hidden))
 
 
 def _stacked_first_radius(first: Folded, normalize: Normalize | None, regions: Sequence[Region], shape: torch.Size) -> Tensor:

@@ -191,7 +191,7 @@ def certified_step(
     if warming:
         i = _reference(regions, training.active_norms)
         start = sum(len(part) for part in ys[:i])
-        hidden = [(c[start : start + len(ys[i])], r[start : start + len(ys[i])]) for c, r in boxes.hidden]
+        hidden = [(c[start : start + len(ys[i])], r[start : start + len(ys[i])]) for c, r in boxes.before_relu(network)]
         terms["warmup"] = training.warmup_weight * (1 - rho) / ranks.world * warmup(hidden, _radius_in(regions[i], network), ranks.mean)
     return finish(terms, logs, training, parameters, ranks)
 
@@ -204,7 +204,7 @@ def standard_step(blocks: Blocks, x: Tensor, y: Tensor, experiment: Experiment, 
     if training.warmup_weight > 0:
         network = fold_batch(blocks, stats)
         region = Region(x, torch.full_like(x, STANDARD_RADIUS), "linf")
-        hidden = propagate(network, [region], training.relu_shrink or 1.0, keep_hidden=True).hidden
+        hidden = propagate(network, [region], training.relu_shrink or 1.0, keep_hidden=True).before_relu(network)
         terms["warmup"] = training.warmup_weight / ranks.world * warmup(hidden, _radius_in(region, network), ranks.mean)
     logs = {"train_correct": (logits.detach().argmax(1) == y).sum()}
     return finish(terms, logs, training, parameters, ranks)

@@ -60,8 +60,8 @@ BOUNDS = [
     (
         "IBP: ReLU forgotten above",
         "bounds/native/relaxation.py",
-        "low, high = below.lower_BN.clamp_min(0), below.upper_BN.clamp_min(0)",
-        "low, high = below.lower_BN.clamp_min(0), below.upper_BN",
+        "low, high = below.handed_on()",
+        "low, high = below.handed_on()[0], below.upper_BN",
     ),
     (
         "IBP margins: radius added",
@@ -241,13 +241,13 @@ BOUNDS = [
     (
         "the ball of the wrong layer",
         "bounds/native/balls.py",
-        "(norm * radius_B1 + off_B1)",
-        "(norm * domain.threat.eps + off_B1)",
+        "(whole * below.active_B1 + torch",
+        "(whole * (0.3 if norm is None else 1) * below.active_B1 + torch",
     ),
     (
         "balls without ReLU between them",
         "bounds/native/balls.py",
-        "= centre_BN.clamp_min(0), centre_BN.abs()",
+        "= layer.activated(centre_BN), centre_BN.abs()",
         "= centre_BN, centre_BN.abs()",
     ),
     (
@@ -361,7 +361,127 @@ BOUNDS = [
     (
         "norms alone: the ball for nothing",
         "bounds/native/balls.py",
-        "+ b_BS - size_BS * ball.radius_B1",
-        "+ b_BS - 0.1 * size_BS * ball.radius_B1",
+        "+ b_BS - moved_BS",
+        "+ b_BS - 0.1 * moved_BS",
+    ),
+]
+
+RESIDUAL = [
+    ("a shortcut dropped", "bounds/native/chain.py", "            terms.append((block.adds,", "            _ = ((block.adds,"),
+    ("a kernel moved beside another", "bounds/native/chain.py", "(p - q for p, q in zip(padding", "(0 * p * q for p, q in zip(padding"),
+    ("a carried value read at the wrong channels", "bounds/native/chain.py", "column = state.offset(source)", "column = 0"),
+    ("everything carried", "bounds/native/chain.py", ">= active", ">= 0"),
+    ("what is carried cut off at 0", "bounds/native/affine.py", "torch.where(carried_N, z_BN, z_BN.clamp_min(0))", "z_BN.clamp_min(0)"),
+    ("pooling: a wrong divisor", "bounds/native/compiled.py", "/ (height * width)", "/ (height + width)"),
+    (
+        "IBP: what is carried taken for a ReLU below",
+        "bounds/native/relaxation.py",
+        "return activated(self.lower_BN, self.carried_N),",
+        "return activated(self.lower_BN, None),",
+    ),
+    (
+        "IBP: what is carried taken for a ReLU above",
+        "bounds/native/relaxation.py",
+        "activated(self.upper_BN, self.carried_N)",
+        "activated(self.upper_BN, self.carried_N) - (0.0 if self.carried_N is None else 0.1 * self.carried_N)",
+    ),
+    ("what is carried relaxed", "bounds/native/relaxation.py", "unstable_BN & ~self.carried_N", "unstable_BN"),
+    ("what is carried taken for dead", "bounds/native/relaxation.py", "(lower >= 0) | bounds.carried_N", "lower >= 0"),
+    (
+        "the size of what is carried taken for its upper bound",
+        "bounds/native/relaxation.py",
+        "torch.maximum(self.lower_BN.abs(), self.upper_BN.abs())",
+        "self.upper_BN.clamp_min(0)",
+    ),
+    (
+        "samples picked: what is carried forgotten",
+        "bounds/native/relaxation.py",
+        "self.scale_BN[index], self.carried_N)",
+        "self.scale_BN[index])",
+    ),
+    ("hidden bounds of a batch: what is carried forgotten", "bounds/native/problem.py", "scale_BN, first.carried_N)", "scale_BN)"),
+    (
+        "splits: what is carried forgotten",
+        "bounds/native/subproblems.py",
+        "LayerBounds(lower, upper, scale, carried)",
+        "LayerBounds(lower, upper, scale)",
+    ),
+    (
+        "the larger branch alone moves a sum",
+        "bounds/native/balls.py",
+        'off_B1 = off_B1 + part_stretch(layer, row_C, column_C, ("part", out, source, norm), norm) * radius_B1',
+        'off_B1 = torch.maximum(off_B1, part_stretch(layer, row_C, column_C, ("part", out, source, norm), norm) * radius_B1)',
+    ),
+    (
+        "the ball of what was carried forgotten",
+        "bounds/native/balls.py",
+        "radius_B1 = below.carried_B1 if source else",
+        "radius_B1 = 0 * below.active_B1 if source else",
+    ),
+    (
+        "norms of one part for all",
+        "bounds/native/balls.py",
+        '("part", out, source, norm), norm)',
+        '("part", norm), norm)',
+    ),
+    (
+        "norms alone: what is carried does not move",
+        "bounds/native/balls.py",
+        "moved_BS = moved_BS + torch.linalg.vector_norm(A_BSN * carried_N, dim=-1) * ball.carried_B1",
+        "pass",
+    ),
+    (
+        "norms alone: what is carried cut off at 0",
+        "bounds/native/balls.py",
+        "centre_BN = activated(ball.centre_BN, carried_N)",
+        "centre_BN = activated(ball.centre_BN, None)",
+    ),
+    (
+        "coupled: what is carried has a range",
+        "bounds/native/coupled.py",
+        "if carried is not None:  # ranges",
+        "if False:  # ranges",
+    ),
+    (
+        "coupled: something added to what is carried",
+        "bounds/native/coupled.py",
+        "g = torch.where(layer.carried, c * base, g)",
+        "pass",
+    ),
+    (
+        "coupled: what is carried not known",
+        "bounds/native/coupled.py",
+        "scale if gamma else None, layer.carried_N)",
+        "scale if gamma else None)",
+    ),
+    (
+        "coupled windows: what is carried not known",
+        "bounds/native/windows.py",
+        "bias, scale, carried))",
+        "bias, scale))",
+    ),
+    (
+        "patches: what is carried cut off at 0",
+        "certification/windows.py",
+        "layer.activated(t) for t in",
+        "t.clamp_min(0) for t in",
+    ),
+    (
+        "patches: what a window carries cut off at 0",
+        "certification/windows.py",
+        "_relu(centre, radius, layer.carried_channels())",
+        "_relu(centre, radius, None)",
+    ),
+    (
+        "patches: the changed window not seen",
+        "certification/windows.py",
+        "    _overlay(r, window.r, window.rows, window.columns, 0, 0)",
+        "    pass",
+    ),
+    (
+        "patches anywhere: what is carried cut off at 0",
+        "certification/windows.py",
+        "below.slack_N, below.layer.carried_N)",
+        "below.slack_N, None)",
     ),
 ]

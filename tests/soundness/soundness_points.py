@@ -80,12 +80,33 @@ def _corner(grad_BN: Tensor, x_BN: Tensor, norm: str, eps: float, box: bool) -> 
 @torch.no_grad()
 def preactivations(network: nn.Module, x_BCHW: Tensor) -> list[Tensor]:
     """The inputs of every ReLU, flattened in the engine's order (height, width, channel), and the logits, in float64."""
-    seen, z = [], x_BCHW.double()
-    for module in deepcopy(network).double():
+    seen = list[Tensor]()
+
+    def note(_: nn.Module, args: tuple[Tensor]) -> None:
+        seen.append(args[0].permute(0, 2, 3, 1).flatten(1) if args[0].dim() == 4 else args[0].clone())
+
+    copy = deepcopy(network).double()
+    for module in copy.modules():
         if isinstance(module, nn.ReLU):
-            seen.append(z.permute(0, 2, 3, 1).flatten(1) if z.dim() == 4 else z)
-        z = module(z)
-    return [*seen, z]
+            module.register_forward_pre_hook(note)
+    logits = copy(x_BCHW.double())
+    return [*seen, logits]
+
+
+def in_chain(layers: list[Tensor], net: object) -> list[Tensor]:
+    """The inputs of the ReLUs and the logits where the engine's chain has them; NaN, which contradicts nothing, where it carries."""
+    *seen, logits = layers
+    found, rest = list[Tensor](), iter(seen)
+    for layer in net.layers[:-1]:
+        if layer.carried_N is None:
+            found.append(next(rest))
+            continue
+        whole = torch.full((*logits.shape[:-1], layer.outputs), torch.nan, dtype=torch.float64)
+        if not layer.carried_N.all():
+            whole[..., ~layer.carried_N] = next(rest)
+        found.append(whole)
+    assert next(rest, None) is None, "a ReLU that the chain does not have"
+    return [*found, logits]
 
 
 def true_margins(logits_BK: Tensor, y_B: Tensor) -> Tensor:

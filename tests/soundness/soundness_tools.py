@@ -11,7 +11,7 @@ import torch
 from soundness_coupled import check_coupled, check_norms, check_one_layer, check_sharp
 from soundness_networks import designed_network, random_network, tied_network
 from soundness_numerics import check_numerics
-from soundness_points import points, preactivations, true_margins, worst_points
+from soundness_points import in_chain, points, preactivations, true_margins, worst_points
 from torch import Tensor
 
 THREATS = (("linf", 0.04), ("l2", 0.25), ("l1", 0.6))
@@ -30,7 +30,7 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
     net, domain = engine.decide, problem.domain
     images = torch.cat([points(case.x, norm, eps, box, count), worst_points(case.network, case.x, case.y, norm, eps, box)])
     P, B = images.shape[:2]
-    layers = [z.view(P, B, -1) for z in preactivations(case.network, images.flatten(0, 1))]
+    layers = in_chain([z.view(P, B, -1) for z in preactivations(case.network, images.flatten(0, 1))], net)
     hidden = {
         "ibp": interval_bounds(net, domain),
         "crown": crown_bounds(net, domain, 100_000),
@@ -39,8 +39,10 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
     for name, bounds in hidden.items():
         assert len(bounds) == len(layers) - 1
         for k, b in enumerate(bounds):
-            assert (layers[k] >= b.lower_BN - TOLERANCE).all(), f"{name}: layer {k} goes below its lower bound"
-            assert (layers[k] <= b.upper_BN + TOLERANCE).all(), f"{name}: layer {k} goes above its upper bound"
+            assert torch.isfinite(b.lower_BN).all()
+            assert torch.isfinite(b.upper_BN).all()
+            assert not (layers[k] < b.lower_BN - TOLERANCE).any(), f"{name}: layer {k} goes below its lower bound"
+            assert not (layers[k] > b.upper_BN + TOLERANCE).any(), f"{name}: layer {k} goes above its upper bound"
     attained = torch.stack([true_margins(z, case.y) for z in layers[-1]]).amin(0)
     clean = true_margins(layers[-1][0], case.y)
     for stage in ("ibp", "crown-ibp", "crown", "alpha-crown"):
@@ -69,7 +71,8 @@ def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Ten
         return
     g = torch.Generator().manual_seed(0)
     index_BU = unstable_index(problem.bounds)
-    space = Space(engine.decide, problem.domain, problem.bounds, margin_rows(y_B, engine.decide.classes, torch.float64), index_BU)
+    bounds = [b.select(torch.arange(len(y_B))) for b in problem.bounds]
+    space = Space(engine.decide, problem.domain, bounds, margin_rows(y_B, engine.decide.classes, torch.float64), index_BU)
     padded_PBN = torch.nn.functional.pad(torch.cat(layers[:-1], 2), (0, 1))
     for p in range(len(padded_PBN)):
         z_BU = padded_PBN[p].gather(1, index_BU)

@@ -5,6 +5,7 @@ approached from outside by tangent planes, which gives the optimum to 1e-4.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.networks.models import Network, Normalize
+from cure_ray.networks.residual import Residual
 from cure_ray.threats.balls import Ball
 
 STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
@@ -35,10 +37,59 @@ def tiny(seed: int, widths: tuple[int, ...]) -> Network:
     return network
 
 
-def affine_layers(network: Network) -> list[tuple[np.ndarray, np.ndarray]]:
-    layers = [(m.weight.detach().double().numpy(), m.bias.detach().double().numpy()) for m in network if isinstance(m, nn.Linear)]
-    (W, b), mean, std = layers[0], network[0].mean.double().item(), network[0].std.double().item()
-    return [(W / std, b - W.sum(1) * mean / std), *layers[1:]]
+def tiny_residual(seed: int) -> Network:
+    """x + f(x) behind a ReLU, and another one behind none; 7 ReLUs."""
+    torch.manual_seed(seed)
+    block, other = (
+        Residual([nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3)]),
+        Residual([nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)], [nn.Linear(3, 2)]),
+    )
+    layers = [Normalize([0.4], [0.5]), nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), block, other, nn.Linear(2, 3)]
+    network = Network(layers, (1, 2, 2), 3).eval()
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(1.6)
+    return network
+
+
+class Pattern:
+    """A network with the signs of its ReLUs fixed: M d + m for an offset d, and where that has these signs, G d <= h."""
+
+    def __init__(self, bits: Sequence[bool]) -> None:
+        self.bits, self.G, self.h = list(bits), list[np.ndarray](), list[np.ndarray]()
+
+    def through(self, module: nn.Module, M: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(module, Normalize):
+            mean, std = module.mean.double().item(), module.std.double().item()
+            return M / std, (m - mean) / std
+        if isinstance(module, nn.Linear):
+            W, b = module.weight.detach().double().numpy(), module.bias.detach().double().numpy()
+            return W @ M, W @ m + b
+        if isinstance(module, nn.ReLU):
+            on = np.array([self.bits.pop(0) for _ in m])
+            sign = np.where(on, -1.0, 1.0)[:, None]
+            self.G.append(sign * M)
+            self.h.append(-sign[:, 0] * m)
+            return M * on[:, None], m * on
+        if isinstance(module, Residual):
+            branches = [self.through(branch, M, m) for branch in (module.main, module.shortcut)]
+            return branches[0][0] + branches[1][0], branches[0][1] + branches[1][1]
+        if isinstance(module, nn.Sequential):
+            for child in module:
+                M, m = self.through(child, M, m)
+        return M, m  # Flatten: the image is flat
+
+
+def relus(network: Network) -> int:
+    seen = list[int]()
+    for module in network.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    network(torch.zeros(1, *network.input_shape))
+    for module in network.modules():
+        module._forward_pre_hooks.clear()
+    return sum(seen)
 
 
 def minimum(c: np.ndarray, G: np.ndarray, h: np.ndarray, x: np.ndarray, norm: str, eps: float) -> float:
@@ -61,30 +112,18 @@ def minimum(c: np.ndarray, G: np.ndarray, h: np.ndarray, x: np.ndarray, norm: st
 
 
 def exact_margins(network: Network, x: np.ndarray, y: int, norm: str, eps: float) -> np.ndarray:
-    layers = affine_layers(network)
-    hidden = [len(b) for _, b in layers[:-1]]
     worst = np.full(2, np.inf)
-    for bits in itertools.product([False, True], repeat=sum(hidden)):
-        M, m = np.eye(4), x.copy()  # the current layer's inputs are M d + m
-        G, h, start = [], [], 0
-        for (W, b), width in zip(layers, hidden, strict=False):
-            on = np.array(bits[start : start + width])
-            start += width
-            Z, z = W @ M, W @ m + b
-            sign = np.where(on, -1.0, 1.0)[:, None]
-            G.append(sign * Z)
-            h.append(-sign[:, 0] * z)
-            M, m = Z * on[:, None], z * on
-        W, b = layers[-1]
+    for bits in itertools.product([False, True], repeat=relus(network)):
+        pattern = Pattern(bits)
+        M, m = pattern.through(network, np.eye(4), x.copy())
         others = [i for i in range(3) if i != y]
         for s, i in enumerate(others):
-            c = (W[y] - W[i]) @ M
-            worst[s] = min(worst[s], minimum(c, np.vstack(G), np.concatenate(h), x, norm, eps) + (W[y] - W[i]) @ m + b[y] - b[i])
+            least = minimum(M[y] - M[i], np.vstack(pattern.G), np.concatenate(pattern.h), x, norm, eps)
+            worst[s] = min(worst[s], least + m[y] - m[i])
     return worst
 
 
-def compare(seed: int, widths: tuple[int, ...], norm: str, eps: float) -> tuple[int, int]:
-    network = tiny(seed, widths)
+def compare(seed: int, network: Network, norm: str, eps: float) -> tuple[int, int]:
     x = torch.rand(2, 1, 2, 2, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         y = network(x).argmax(1)
@@ -106,13 +145,19 @@ def compare(seed: int, widths: tuple[int, ...], norm: str, eps: float) -> tuple[
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.15), ("l2", 0.25), ("l1", 0.35)])
 def test_branch_and_bound_is_exact_on_tiny_networks(norm, eps):
-    results = [compare(seed, (3, 2), norm, eps) for seed in range(2)]
+    results = [compare(seed, tiny(seed, (3, 2)), norm, eps) for seed in range(2)]
     assert sum(p for p, _ in results) == sum(q for _, q in results) > 0  # complete, and the test is not empty
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.15), ("l2", 0.25), ("l1", 0.35)])
+def test_branch_and_bound_is_exact_on_tiny_residual_networks(norm, eps):
+    results = [compare(seed, tiny_residual(seed), norm, eps) for seed in range(2)]
+    assert sum(p for p, _ in results) == sum(q for _, q in results) > 0
 
 
 @pytest.mark.soundness_long
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("linf", 0.2), ("l2", 0.2), ("l2", 0.4), ("l1", 0.3), ("l1", 0.6)])
 @pytest.mark.parametrize("widths", [(7,), (4, 3), (3, 2, 2)])
 def test_branch_and_bound_is_exact_on_many_tiny_networks(widths, norm, eps):
-    results = [compare(seed, widths, norm, eps) for seed in range(100, 112)]
+    results = [compare(seed, tiny(seed, widths), norm, eps) for seed in range(100, 112)]
     assert sum(p for p, _ in results) == sum(q for _, q in results)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from mistakes_bounds import BOUNDS
+from mistakes_bounds import BOUNDS, RESIDUAL
 from mistakes_certify import CASCADE, PERTURBED
 from mistakes_generated import GENERATED, is_equivalent
 from mistakes_others import ATTACKS, IDENTITY, RESULTS
@@ -20,6 +20,7 @@ from soundness_attacks import check_attacks
 from soundness_cascade import check_cascade
 from soundness_identity import check_identity
 from soundness_perturbed import check_perturbed
+from soundness_residual import check_residual
 from soundness_results import check_results
 from soundness_tools import check_compact
 
@@ -28,6 +29,7 @@ import cure_ray
 PACKAGE = Path(cure_ray.__file__).parent
 CHECKS = {
     "bounds": (check_compact, BOUNDS),
+    "residual": (check_residual, RESIDUAL),
     "perturbed": (check_perturbed, PERTURBED),
     "cascade": (check_cascade, CASCADE),
     "attacks": (check_attacks, ATTACKS),

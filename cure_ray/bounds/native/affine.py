@@ -16,6 +16,11 @@ from cure_ray.bounds.native.rounding import capped, floored
 Shape = tuple[int, ...]
 
 
+def activated(z_BN: Tensor, carried_N: Tensor | None) -> Tensor:
+    """relu(z), and z where it is carried past the ReLU."""
+    return z_BN.clamp_min(0) if carried_N is None else torch.where(carried_N, z_BN, z_BN.clamp_min(0))
+
+
 @dataclass(eq=False)
 class Affine:
     """z = W x + b on flat vectors; W is a matrix or a convolution kernel. The bias is a full map: with zero padding a folded
@@ -28,6 +33,7 @@ class Affine:
     out_shape: Shape
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
+    carried_N: Tensor | None = None  # bool: outputs that no ReLU follows, handed past it; None: there are none
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +47,8 @@ class Affine:
     def to(self, device: torch.device, dtype: torch.dtype) -> "Affine":
         tensors = (self.weight, self.bias_N, self.bias_scale_N)
         weight, bias_N, scale_N = (t.to(device=device, dtype=dtype) for t in tensors)
-        return replace(self, weight=weight, bias_N=bias_N, bias_scale_N=scale_N, cache={})
+        carried_N = None if self.carried_N is None else self.carried_N.to(device)
+        return replace(self, weight=weight, bias_N=bias_N, bias_scale_N=scale_N, carried_N=carried_N, cache={})
 
     def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
         """W x without the bias; another kernel of the same shape (|W|, W^2) may take W's place."""
@@ -54,6 +61,25 @@ class Affine:
 
     def __call__(self, x_RN: Tensor) -> Tensor:
         return self.linear(x_RN) + self.bias_N
+
+    def activated(self, z_RN: Tensor) -> Tensor:
+        """What the layer hands on: relu(z), but z itself where it is carried."""
+        return activated(z_RN, self.carried_N)
+
+    def carried_channels(self) -> Tensor | None:
+        """Which channels of the output are carried; of a vector, which entries."""
+        return None if self.carried_N is None else self.carried_N[: self.out_shape[0]]
+
+    def part(self, rows: Tensor, columns: Tensor) -> "Affine":
+        """W from some channels of the input to some of the output (bool), without its bias."""
+        if self.is_conv:
+            weight, in_shape = self.weight[rows][:, columns], (int(columns.sum()), *self.in_shape[1:])
+        else:
+            weight = self.weight[rows][:, columns.repeat(self.inputs // len(columns))]
+            in_shape = (weight.shape[1],)
+        out_shape = (len(weight), *self.out_shape[1:])
+        zeros_N = weight.new_zeros(math.prod(out_shape))
+        return Affine(weight, zeros_N, zeros_N, in_shape, out_shape, self.stride, self.padding)
 
     def magnitude(self, reach_RN: Tensor) -> Tensor:
         """|W| reach: the magnitudes summed into W x for |x| <= reach, with the floors of rounding; NaN where too large to vouch for."""

@@ -1,4 +1,4 @@
-"""A network as the native engine sees it: affine maps with a ReLU between any two, BatchNorm and Normalize folded in."""
+"""A network as the native engine sees it: affine maps with a ReLU between any two, BatchNorm, Normalize and average pooling folded in."""
 
 import copy
 import math
@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cure_ray.bounds.native.affine import Affine, Shape
+from cure_ray.bounds.native.chain import chained
 from cure_ray.bounds.native.rounding import LARGEST, floored
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Normalize
-from cure_ray.networks.sequence import Block, UnreadableNetworkError, bias_of, folded, read_blocks, running_map
+from cure_ray.networks.sequence import Block, UnreadableNetworkError, bias_of, folded, read_blocks, running_map, window_of
 
 ADVICE = "The engine 'auto_lirpa' handles general graphs."
 
@@ -23,7 +24,7 @@ def flatten_images(x_BCHW: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Compiled:
-    """Affine maps with a ReLU after each but the last."""
+    """Affine maps with a ReLU after each but the last, which leaves out what a layer carries."""
 
     layers: list[Affine]
     in_shape: Shape
@@ -47,7 +48,7 @@ class Compiled:
 
     def __call__(self, x_BN: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
-            x_BN = layer(x_BN).relu()
+            x_BN = layer.activated(layer(x_BN))
         return self.layers[-1](x_BN)
 
 
@@ -76,12 +77,44 @@ def _divided(weight: Tensor, std: Tensor) -> Tensor:
     return divided
 
 
+def _geometry(module: nn.Conv2d | nn.Linear) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Stride and padding."""
+    if not isinstance(module, nn.Conv2d):
+        return (1, 1), (0, 0)
+    return (module.stride[0], module.stride[1]), (int(module.padding[0]), int(module.padding[1]))
+
+
+def _after(pool: tuple[int, int] | None, shape: Shape) -> Shape:
+    return shape if pool is None else (shape[0], shape[1] // pool[0], shape[2] // pool[1])
+
+
+def _pooled(weight: Tensor, pool: tuple[int, int], shape: Shape, position: int, padding: tuple[int, int]) -> Tensor:
+    """The weight with average pooling put in front of it: every pixel of a window has its share of the weight of their mean."""
+    height, width = pool
+    whole = _after(pool, shape)
+    if 0 in whole:
+        raise UserError(f"layer {position}: average pooling over {pool} pixels leaves nothing of an image of shape {shape}")
+    if any(p and n % k for p, n, k in zip(padding, shape[1:], pool, strict=True)):
+        raise UserError(f"layer {position}: a padded convolution behind average pooling that leaves out pixels is not supported. {ADVICE}")
+    images = weight if weight.dim() == 4 else weight.view(-1, *whole)
+    spread = images.repeat_interleave(height, 2).repeat_interleave(width, 3) / (height * width)
+    _check_lost(weight, spread[:, :, ::height, ::width].reshape(weight.shape))
+    if weight.dim() == 4:
+        return spread
+    return F.pad(spread, (0, shape[2] - spread.shape[3], 0, shape[1] - spread.shape[2])).flatten(1)
+
+
 def _affine(
-    module: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor, scale: Tensor, shape: Shape, normalize: Normalize | None
+    weight: Tensor,
+    bias: Tensor,
+    scale: Tensor,
+    shape: Shape,
+    normalize: Normalize | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
 ) -> Affine:
     """One layer, with the input normalisation folded in: weights over std, and the bias map of the constant image -mean/std."""
-    if isinstance(module, nn.Conv2d):
-        stride, padding = (module.stride[0], module.stride[1]), (int(module.padding[0]), int(module.padding[1]))
+    if weight.dim() == 4:
         image = magnitude = torch.zeros(1, *shape, dtype=torch.float64)
         if normalize is not None:
             mean, std = normalize.mean.detach().cpu().double(), normalize.std.detach().cpu().double()
@@ -112,16 +145,24 @@ def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
         sequence = read_blocks(network, flat=len(input_shape) == 1)
     except UnreadableNetworkError as error:
         raise UserError(f"{error}. {ADVICE}") from None
-    layers: list[Affine] = []
-    shape = input_shape
+    maps: list[Affine] = []
     for block in sequence.blocks:
-        module = block.affine
+        shape = input_shape if block.reads < 0 else maps[block.reads].out_shape
+        module, pool = block.affine, None if block.pool is None else window_of(block.pool, shape[1:])
         wanted = module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
-        given = shape[0] if isinstance(module, nn.Conv2d) else math.prod(shape)
+        given = shape[0] if isinstance(module, nn.Conv2d) else math.prod(_after(pool, shape))
         if wanted != given:
             raise UserError(f"layer {block.position} expects {wanted} inputs, the {shape} before it give {given}")
-        layers.append(_affine(module, *_folded(block), shape, sequence.normalize if not layers else None))
-        shape = layers[-1].out_shape
+        weight, bias, scale = _folded(block)
+        stride, padding = _geometry(module)
+        if pool is not None:
+            weight = _pooled(weight, pool, shape, block.position, padding)
+            stride, padding = (stride[0] * pool[0], stride[1] * pool[1]), (padding[0] * pool[0], padding[1] * pool[1])
+        maps.append(_affine(weight, bias, scale, shape, sequence.normalize if not maps else None, stride, padding))
+    try:
+        layers = chained(sequence.blocks, maps)
+    except UserError as error:
+        raise UserError(f"{error}. {ADVICE}") from None
     for position, layer in enumerate(layers):
         if not all(bool((t.abs() <= LARGEST).all()) for t in (layer.weight, layer.bias_scale_N)):
             raise UserError(f"affine layer {position} is not finite, or beyond {LARGEST:.0e}, after folding: nothing can be certified")

@@ -36,15 +36,25 @@ class CoupledLayer:
     upper_slope: Tensor  # for negative ones
     bias_less_centre: Tensor
     scale: Tensor | None  # bounds |z|, |centre| and the sums behind them; None in the searching pass
+    carried: Tensor | None = None  # bool: linear, outside the ball and centred at 0
     beyond: tuple[Tensor, Tensor] | None = None  # in sub-problems: inf where a split has cut off the left, the right; else -inf
 
     @staticmethod
     def of(
-        lower: Tensor, upper: Tensor, centre: Tensor, radius: Tensor, relaxed: "Slopes", bias: Tensor, scale: Tensor | None
+        lower: Tensor,
+        upper: Tensor,
+        centre: Tensor,
+        radius: Tensor,
+        relaxed: "Slopes",
+        bias: Tensor,
+        scale: Tensor | None,
+        carried: Tensor | None = None,
     ) -> "CoupledLayer":
+        if carried is not None:  # ranges of one point, 0: with g = c the minimum of every such neuron is 0
+            lower, upper, centre = (torch.where(carried, torch.zeros_like(t), t) for t in (lower, upper, centre))
         right = (lower.clamp_min(0) - centre, upper.clamp_min(0) - centre)
         left = (lower.clamp_max(0) - centre, upper.clamp_max(0) - centre)
-        return CoupledLayer(right, left, centre, radius, *relaxed, bias - centre, scale)
+        return CoupledLayer(right, left, centre, radius, *relaxed, bias - centre, scale, carried)
 
 
 Slopes = tuple[Tensor, Tensor, Tensor]  # unstable, lower slope, upper slope
@@ -123,6 +133,8 @@ def coefficients_below(c: Tensor, layer: CoupledLayer, m: Tensor, extra: Tensor)
     if layer.beyond is not None:
         low, high = torch.minimum(low, -layer.beyond[0]), torch.maximum(high, layer.beyond[1])
     g = torch.addcmul(extra, c, base)
+    if layer.carried is not None:  # exact, whatever was added
+        g = torch.where(layer.carried, c * base, g)
     return torch.where(layer.unstable, torch.clamp(g, low, high), g), base
 
 
@@ -208,7 +220,7 @@ def dense_rows(
             for t in (r.lower_BN, r.upper_BN, ball.centre_BN, ball.radius_B1, r.unstable_BN, r.adaptive_BN, r.upper_slope_BN, r.scale_BN)
         )
         relaxed = (unstable, adaptive, slope)
-        views.append(CoupledLayer.of(lower, upper, centre, radius, relaxed, layer.bias_N, scale if gamma else None))
+        views.append(CoupledLayer.of(lower, upper, centre, radius, relaxed, layer.bias_N, scale if gamma else None, layer.carried_N))
 
     def image(A_BSN: Tensor) -> tuple[Tensor, Tensor]:
         value_BS, offset_BSN = domain.minimise(A_BSN)

@@ -26,7 +26,7 @@ def coupled_margins(
     device, (B, S) = problem.margins_BS.device, problem.margins_BS.shape
     C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
     low, quick = [Relaxation.of(b.to(torch.float32)) for b in problem.bounds], problem.domain.to(torch.float32)
-    guard_BS = 4 * decide.gamma * start_magnitude(decide, C_BSK, problem.bounds[-1].upper_BN.clamp_min(0))
+    guard_BS = 4 * decide.gamma * start_magnitude(decide, C_BSK, problem.bounds[-1].reach())
 
     def rows(net: Compiled, tensors: list[Relaxation], domain: Domain, index: Tensor) -> CoupledRows:
         sample, spec = sample_R[index], spec_R[index]

@@ -15,16 +15,20 @@ from cure_ray.threats.geometry import dual_norm, minimise_linear, offsets
 
 @dataclass(frozen=True, eq=False)
 class LayerBall:
-    """|z - centre|_2 <= radius for the pre-activations z of one layer; radius 0: nothing is known."""
+    """|z - centre|_2 <= radius for the pre-activations z of one layer; radius 0: nothing is known. What the layer carries past its
+    ReLUs has a ball of its own, of the radius `carried_B1`."""
 
     centre_BN: Tensor
     radius_B1: Tensor
+    carried_B1: Tensor | None = None
 
     def select(self, index: Tensor) -> "LayerBall":
-        return LayerBall(self.centre_BN[index], self.radius_B1[index])
+        carried_B1 = None if self.carried_B1 is None else self.carried_B1[index]
+        return LayerBall(self.centre_BN[index], self.radius_B1[index], carried_B1)
 
     def to(self, dtype: torch.dtype) -> "LayerBall":
-        return LayerBall(self.centre_BN.to(dtype), self.radius_B1.to(dtype))
+        carried_B1 = None if self.carried_B1 is None else self.carried_B1.to(dtype)
+        return LayerBall(self.centre_BN.to(dtype), self.radius_B1.to(dtype), carried_B1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ bounded whatever the network. Every result is intersected with the interval boun
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -145,7 +146,7 @@ class Rows:
         lower_BN, upper_BN = self.bounds.lower_BN.clone(), self.bounds.upper_BN.clone()
         lower_BN[samples, neurons] = torch.maximum(lower_BN[samples, neurons], lower_R)
         upper_BN[samples, neurons] = torch.minimum(upper_BN[samples, neurons], upper_R)
-        self.bounds = LayerBounds(lower_BN, upper_BN, self.bounds.scale_BN)
+        self.bounds = replace(self.bounds, lower_BN=lower_BN, upper_BN=upper_BN)
 
     def _keep_dense(self, samples: Tensor, neuron_GS: Tensor, value_G2S: Tensor) -> None:
         S = neuron_GS.shape[1]

@@ -140,7 +140,7 @@ def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], rel
     """
     A_BSN, b_BS, guard_BS = start_rows(net, C_BSK)
     if net.gamma:
-        b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].upper_BN.clamp_min(0)))
+        b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].reach()))
     layers = net.layers[:-1]
     value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), [r.adaptive_BN for r in relaxations], net.gamma).value_BS
     left = (~(value_BS > 0).all(1)).nonzero(as_tuple=True)[0]
@@ -155,6 +155,6 @@ def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], rel
 def with_alphas(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_R1K: Tensor, alphas: list[Tensor]) -> Tensor:
     relaxations = [Relaxation.of(b) for b in bounds]
     A_R1N, b_R1, guard_R1 = start_rows(net, C_R1K)
-    b_R1 = b_R1 - 4 * net.gamma * (guard_R1 + start_magnitude(net, C_R1K, bounds[-1].upper_BN.clamp_min(0)))
+    b_R1 = b_R1 - 4 * net.gamma * (guard_R1 + start_magnitude(net, C_R1K, bounds[-1].reach()))
     slopes = [r.lower_slope(a.to(A_R1N.dtype).clamp(0, 1)) for r, a in zip(relaxations, alphas, strict=True)]
     return evaluate(net.layers[:-1], relaxations, domain, (A_R1N, b_R1), slopes, net.gamma).value_BS[:, 0]

@@ -39,6 +39,16 @@ def ball_stretch(layer: Affine, norm: Norm) -> float:
     return min(spectral, float(layer.cache["column"]))
 
 
+def part_stretch(layer: Affine, rows: Tensor, columns: Tensor, key: object, norm: Norm | None) -> float:
+    """`stretch` of the part of W between these channels, or with a norm of the image `ball_stretch`. Computed once for a key."""
+    if key not in layer.cache:
+        whole = bool(rows.any()) and bool(columns.any())
+        part = layer.part(rows, columns) if whole else None
+        found = 0.0 if part is None else stretch(part) if norm is None else ball_stretch(part, norm)
+        layer.cache[key] = torch.tensor(found, dtype=torch.float64)
+    return float(layer.cache[key])
+
+
 def _longest_column(layer: Affine) -> Tensor:
     """A column's squares are the responses of the squared kernel to a unit vector; one pass of ones through its transpose."""
     squares = layer.weight.double().square() + 2.0**-1000

@@ -60,10 +60,10 @@ def store(problem: NativeProblem, parts: list[tuple[Tensor, NativeProblem]]) -> 
         return whole
 
     layers = [part.bounds or [] for _, part in parts]
-    problem.bounds = [
-        LayerBounds(*(joined([getattr(b[k], name) for b in layers]) for name in ("lower_BN", "upper_BN", "scale_BN")))
-        for k in range(len(layers[0]))
-    ]
+    problem.bounds = []
+    for k, first in enumerate(layers[0]):
+        lower_BN, upper_BN, scale_BN = (joined([getattr(b[k], name) for b in layers]) for name in ("lower_BN", "upper_BN", "scale_BN"))
+        problem.bounds.append(LayerBounds(lower_BN, upper_BN, scale_BN, first.carried_N))
     problem.margins_BS = joined([visible(part.margins_BS) for _, part in parts])
     for name in ("slopes", "extras", "prices"):
         lists = [getattr(part, name) for _, part in parts]

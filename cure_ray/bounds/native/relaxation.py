@@ -1,11 +1,11 @@
 """The linear relaxation of a layer of ReLUs, and interval bounds through a network (docs/explanation/algorithms.md 3.1, 9.2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.affine import Affine, activated
 from cure_ray.bounds.native.compiled import Compiled
 from cure_ray.bounds.native.domain import Domain, first_layer
 from cure_ray.bounds.native.rounding import FLOOR
@@ -18,36 +18,51 @@ class LayerBounds:
     lower_BN: Tensor
     upper_BN: Tensor
     scale_BN: Tensor
+    carried_N: Tensor | None = None  # as in the layer: what no ReLU follows
 
     def select(self, index: Tensor) -> "LayerBounds":
-        return LayerBounds(self.lower_BN[index], self.upper_BN[index], self.scale_BN[index])
+        return LayerBounds(self.lower_BN[index], self.upper_BN[index], self.scale_BN[index], self.carried_N)
 
     def to(self, dtype: torch.dtype) -> "LayerBounds":
-        return LayerBounds(self.lower_BN.to(dtype), self.upper_BN.to(dtype), self.scale_BN.to(dtype))
+        return LayerBounds(self.lower_BN.to(dtype), self.upper_BN.to(dtype), self.scale_BN.to(dtype), self.carried_N)
 
     def unstable(self) -> Tensor:
-        return (self.lower_BN < 0) & (self.upper_BN > 0)
+        """ReLUs that may be on or off; what is carried has none."""
+        unstable_BN = (self.lower_BN < 0) & (self.upper_BN > 0)
+        return unstable_BN if self.carried_N is None else unstable_BN & ~self.carried_N
+
+    def handed_on(self) -> tuple[Tensor, Tensor]:
+        """Bounds of what the layer hands on."""
+        return activated(self.lower_BN, self.carried_N), activated(self.upper_BN, self.carried_N)
+
+    def reach(self) -> Tensor:
+        """Bounds the magnitude of what the layer hands on."""
+        high_BN = self.upper_BN.clamp_min(0)
+        if self.carried_N is None:
+            return high_BN
+        return torch.where(self.carried_N, torch.maximum(self.lower_BN.abs(), self.upper_BN.abs()), high_BN)
 
     def replaced(self, index: Tensor, by: "LayerBounds") -> "LayerBounds":
         """These samples' bounds by others."""
         rows = ((self.lower_BN, by.lower_BN), (self.upper_BN, by.upper_BN), (self.scale_BN, by.scale_BN))
-        return LayerBounds(*(whole.index_copy(0, index, part) for whole, part in rows))
+        lower_BN, upper_BN, scale_BN = (whole.index_copy(0, index, part) for whole, part in rows)
+        return LayerBounds(lower_BN, upper_BN, scale_BN, self.carried_N)
 
     def tightened(self, lower_BN: Tensor, upper_BN: Tensor) -> "LayerBounds":
         """The intersection. torch.maximum and minimum hand NaN on, so a bound that failed stays visible."""
-        return LayerBounds(torch.maximum(self.lower_BN, lower_BN), torch.minimum(self.upper_BN, upper_BN), self.scale_BN)
+        return replace(self, lower_BN=torch.maximum(self.lower_BN, lower_BN), upper_BN=torch.minimum(self.upper_BN, upper_BN))
 
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
     """lower_slope * z <= relu(z) <= upper_slope * z + upper_intercept on [lower, upper], all [B, N].
 
-    Stable neurons are exact: slopes 1 or 0, no intercept. For unstable ones any lower slope in [0, 1] is sound; the adaptive
-    choice (1 if upper > -lower, else 0) has the smaller area.
+    Stable neurons are exact: slopes 1 or 0, no intercept; what is carried is like an active neuron. For unstable ones any lower
+    slope in [0, 1] is sound; the adaptive choice (1 if upper > -lower, else 0) has the smaller area.
     """
 
     unstable_BN: Tensor
-    active_BN: Tensor  # 1.0 where lower >= 0
+    active_BN: Tensor  # 1.0 where lower >= 0, and on what is carried
     upper_slope_BN: Tensor
     upper_intercept_BN: Tensor
     adaptive_BN: Tensor
@@ -60,7 +75,8 @@ class Relaxation:
         lower, upper = bounds.lower_BN, bounds.upper_BN
         unstable = bounds.unstable()
         # NaN bounds are neither stable nor unstable; the slope they get is NaN and poisons the row, as it must.
-        active = (lower >= 0).to(lower.dtype) + (lower + upper) * 0
+        passes = lower >= 0 if bounds.carried_N is None else (lower >= 0) | bounds.carried_N
+        active = passes.to(lower.dtype) + (lower + upper) * 0
         # A steeper upper line through (lower, 0) is sound too: the floor keeps what is lost in the intercept chargeable to the slope.
         line = (upper / torch.where(unstable, upper - lower, torch.ones_like(lower))).clamp_min(FLOOR)
         slope = torch.where(unstable, line, active)
@@ -92,19 +108,20 @@ class Relaxation:
 
 
 def interval_layer(layer: Affine, below: LayerBounds, gamma: float) -> LayerBounds:
-    """One affine layer on the box of relu(below), centre and radius, widened by what rounding can hide (gamma)."""
-    low, high = below.lower_BN.clamp_min(0), below.upper_BN.clamp_min(0)
+    """One affine layer on the box of what the layer below hands on, centre and radius, widened by what rounding can hide (gamma)."""
+    low, high = below.handed_on()
     centre_BN, radius_BN = layer((low + high) / 2), layer.linear((high - low) / 2, layer.weight_abs)
     scale_BN = torch.zeros_like(centre_BN)
     if gamma:
-        scale_BN = layer.magnitude(high) + layer.bias_scale_N
+        scale_BN = layer.magnitude(below.reach()) + layer.bias_scale_N
         radius_BN = radius_BN + 3 * gamma * scale_BN
-    return LayerBounds(centre_BN - radius_BN, centre_BN + radius_BN, scale_BN)
+    return LayerBounds(centre_BN - radius_BN, centre_BN + radius_BN, scale_BN, layer.carried_N)
 
 
 def interval_bounds(net: Compiled, domain: Domain) -> list[LayerBounds]:
     """IBP for every hidden layer, the first one exact."""
-    bounds = [LayerBounds(*first_layer(net.layers[0], domain, net.gamma))] if net.hidden else []
+    first = net.layers[0]
+    bounds = [LayerBounds(*first_layer(first, domain, net.gamma), first.carried_N)] if net.hidden else []
     for layer in net.layers[1:-1]:
         bounds.append(interval_layer(layer, bounds[-1], net.gamma))
     return bounds
@@ -117,11 +134,11 @@ def interval_margins(net: Compiled, domain: Domain, bounds: list[LayerBounds], C
         value_BS = domain.minimise(A_BSN)[0] + b_BS
         reach_BN = domain.reach
     else:
-        low, high = bounds[-1].lower_BN.clamp_min(0), bounds[-1].upper_BN.clamp_min(0)
+        low, high = bounds[-1].handed_on()
         centre_BN, radius_BN = (low + high) / 2, (high - low) / 2
         dot = torch.einsum("bsn,bn->bs", A_BSN, centre_BN)
         value_BS = dot + b_BS - torch.einsum("bsn,bn->bs", A_BSN.abs(), radius_BN)
-        reach_BN = high
+        reach_BN = bounds[-1].reach()
     if net.gamma:
         value_BS = value_BS - 2 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, reach_BN))
     return value_BS

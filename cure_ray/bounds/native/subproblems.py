@@ -24,12 +24,12 @@ class Space:
         dtype = net.layers[0].weight.dtype
         self.net, self.domain, self.index_BU = net, domain.to(dtype), index_BU
         bounds = [b.to(dtype) for b in bounds]
-        self.sizes = [b.lower_BN.shape[1] for b in bounds]
+        self.sizes, self.carried = [b.lower_BN.shape[1] for b in bounds], [b.carried_N for b in bounds]
         self.lower_BN = torch.cat([b.lower_BN for b in bounds], 1)
         self.upper_BN = torch.cat([b.upper_BN for b in bounds], 1)
         self.scale_BN = torch.cat([b.scale_BN for b in bounds], 1)
         self.A_BSN, b_BS, guard_BS = start_rows(net, C_BSK.to(dtype))
-        reach_BN = bounds[-1].upper_BN.clamp_min(0)
+        reach_BN = bounds[-1].reach()
         # The rounding of the rows handed to `evaluate` is charged here, once.
         self.b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK.to(dtype), reach_BN))
 
@@ -70,8 +70,8 @@ class Space:
         split_DN = self._spread(sample_D, split_DU, torch.zeros_like(lower_DN))
         lower_DN = torch.where(split_DN > 0, lower_DN.clamp_min(0), lower_DN)
         upper_DN = torch.where(split_DN < 0, upper_DN.clamp_max(0), upper_DN)
-        parts = zip(*(t.split(self.sizes, 1) for t in (lower_DN, upper_DN, self.scale_BN[sample_D])), strict=True)
-        return [Relaxation.of(LayerBounds(lower, upper, scale)) for lower, upper, scale in parts]
+        parts = zip(*(t.split(self.sizes, 1) for t in (lower_DN, upper_DN, self.scale_BN[sample_D])), self.carried, strict=True)
+        return [Relaxation.of(LayerBounds(lower, upper, scale, carried)) for lower, upper, scale, carried in parts]
 
     def bound(
         self,

@@ -98,12 +98,14 @@ class WindowRows:
         """The same rows for coupled bounds, flat: [2, R, N]."""
         shapes = [g.bias.shape[1:] for g in self.gathered]
         views = []
-        for g in self.gathered:
+        for g, layer in zip(self.gathered, self.layers, strict=True):
             lower, upper, centre, radius = g.ball
             unstable, adaptive, slope, bias = (t.flatten(1) for t in (g.unstable, g.adaptive, g.upper_slope, g.bias))
             scale = None if g.scale is None else g.scale.flatten(1)
             lower, upper, centre = (t.flatten(1) for t in (lower, upper, centre))
-            views.append(CoupledLayer.of(lower, upper, centre, radius, (unstable > 0, adaptive, slope), bias, scale))
+            carried = layer.carried_channels()
+            carried = None if carried is None else carried.repeat(g.bias[0, ..., 0].numel())
+            views.append(CoupledLayer.of(lower, upper, centre, radius, (unstable > 0, adaptive, slope), bias, scale, carried))
 
         def down(i: int, g_2RN: Tensor) -> Tensor:
             return self.layers[i].transpose_window(g_2RN.reshape(-1, *shapes[i])).reshape(*g_2RN.shape[:2], -1)
