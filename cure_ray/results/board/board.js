@@ -67,8 +67,9 @@ const open = (id) => {
   const card = document.getElementById(id).cloneNode(true);
   card.removeAttribute("id");
   card.removeAttribute("aria-labelledby");
-  for (const inner of card.querySelectorAll("[id]")) inner.removeAttribute("id");
-  card.querySelector("h3").id = "panel-title";
+  const details = card.querySelector("details"), heading = details.querySelector("h3");
+  heading.id = "panel-title";
+  details.replaceWith(heading, ...[...details.children].filter((child) => child.tagName !== "SUMMARY"));
   panel.querySelector("div").replaceChildren(card);
   panel.showModal();
   panel.scrollTop = 0;
@@ -82,3 +83,4 @@ document.addEventListener("click", (event) => {
   open(id);
 });
 panel.addEventListener("click", (event) => { if (event.target === panel) panel.close(); });
+addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("article details")) details.open = true; });

@@ -35,8 +35,8 @@ class Section:
     def groups(self) -> list[tuple[str, list[Row]]]:
         """Proofs and claims never stand in one list."""
         found = [
-            ("Proven here: a verdict for every image, to be recomputed", [r for r in self.rows if r.proven]),
-            ("As published: numbers of a paper", [r for r in self.rows if not r.proven]),
+            ("Proven here, image by image", [r for r in self.rows if r.proven]),
+            ("As published", [r for r in self.rows if not r.proven]),
         ]
         return [(name, rows) for name, rows in found if rows]
 
