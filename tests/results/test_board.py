@@ -71,11 +71,17 @@ def test_seeds_of_one_experiment_are_one_row_with_their_mean_and_deviation(rows:
     row = rows["max-seed-0"]
     values = [counted("max-seed-0", 0)["union"], counted("max-seed-1", 1)["union"]]
     assert "max-seed-1" not in rows
-    assert (row.title, row.seeds) == ("max", 2)
+    assert (row.title, row.seeds, row.certifier) == ("max", 2, "cure_ray 1 (native)")
     assert row.union is not None
     assert math.isclose(row.union.percent, float(np.mean(values)))
     assert row.union.sd is not None
     assert math.isclose(row.union.sd, float(np.std(values, ddof=1)))
+
+
+def test_one_seed_in_two_entries_is_refused(tmp_path: Path) -> None:
+    root = stores.write_zoo(tmp_path / "zoo", {"one": stores.experiment("linf"), "two": stores.experiment("linf")}, 6)
+    with pytest.raises(UserError, match="one and two are one experiment with one seed"):
+        board_rows(Sources({}, root), tmp_path / "board.html")
 
 
 def test_printed_numbers_make_a_row_per_certifier_and_the_strongest_attack_bounds_them(rows: dict[str, Row]) -> None:

@@ -26,7 +26,8 @@ def chart(rows: Sequence[Row], numbers: Mapping[str, int]) -> Markup:
     for kind, own in (("front", [r for r in drawn if r.proven]), ("front claimed", [r for r in drawn if not r.proven])):
         points = [(r.clean.percent, r.union.percent) for r in on_front(own) if r.clean and r.union]
         body += [stairs(frame, points, kind)] if points else []
-    body += [_same(frame, a, b) for a in drawn if not a.proven for b in drawn if b.proven and a.network == b.network]
+    printed = {r.network: r for r in reversed(drawn) if not r.proven}  # of several certifiers the one that proved most: rows are in order
+    body += [_same(frame, printed[r.network], r) for r in drawn if r.proven and r.network in printed]
     body += [_mark(frame, r, numbers[r.anchor]) for r in sorted(drawn, key=lambda r: r.proven)]
     svg = frame.wrap(f"{rows[0].protocol.title}: {headline} against clean accuracy", "".join(body), "points")
     return Markup(str(svg).replace('role="img"', 'role="group"', 1))  # its points are links, which an image would hide

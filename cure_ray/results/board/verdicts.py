@@ -10,7 +10,7 @@ from typing import Any
 from cure_ray.errors import UserError
 from cure_ray.results.board.rows import Ball, Figure, Link, Protocol, Row, figure, read_protocol
 from cure_ray.results.frames import Loaded, find_stores, load, read_verdicts
-from cure_ray.results.report.sources import files_of, href
+from cure_ray.results.report.sources import href
 from cure_ray.results.report.words import facts
 from cure_ray.results.study import recipe
 from cure_ray.results.tables import accuracy_table
@@ -58,7 +58,11 @@ def proven_rows(zoo: Path, entries: Sequence[Entry], published: Mapping[str, Pub
         found = judge(zoo, entry)
         info = found.loaded.study.entries[0].info
         how = sorted(recipe(info).items(), key=lambda item: item[0]) if info.experiment and entry.kind == "ours" else entry.name
-        groups.setdefault(f"{found.protocol} {entry.n} {how}", []).append(found)
+        group = groups.setdefault(f"{found.protocol} {entry.n} {how}", [])
+        same = [other.entry.name for other in group if {*other.entry.seeds} & {*entry.seeds}]
+        if same:
+            raise UserError(f"{same[0]} and {entry.name} are one experiment with one seed: a mean would count it twice. Keep one of them.")
+        group.append(found)
     return [_row(group, published, page) for group in groups.values()]
 
 
@@ -67,12 +71,14 @@ def _row(group: Sequence[Judged], published: Mapping[str, Published], page: Path
     entry, described = first.entry, published.get(first.entry.published or "")
     if entry.kind == "published" and described is None:
         raise UserError(f"{entry.name}: the manifest says it is the published network {entry.published!r}, which no file describes")
+    known = described.weights.identity if described and described.weights else None
+    if known not in (None, entry.identity):
+        raise UserError(f"{entry.name}: identity {entry.identity[:12]} is another network than {entry.published}.yaml describes")
     whole = all("n_all" in j.numbers and not math.isnan(j.numbers["n_all"]) for j in group)
     union = _figure(group, "union", page)
     bound = _figure(group, "emp_union", page)
-    engine = ", ".join(
-        f"{b} ({a})" for a, b in first.loaded.verdicts[["engine", "engine_version"]].drop_duplicates().itertuples(index=False)
-    )
+    verdicts = [j.loaded.verdicts for j in group]
+    engines = dict.fromkeys(pair for v in verdicts for pair in zip(v["engine"], v["engine_version"], strict=True))
     return Row(
         anchor=entry.name,
         protocol=first.protocol,
@@ -80,7 +86,7 @@ def _row(group: Sequence[Judged], published: Mapping[str, Published], page: Path
         title=entry.title if len(group) == 1 else _common(titles),
         by=described.authors if described else "cure_ray",
         kind="recertified" if described else "ours",
-        certifier=f"cure_ray {engine}",
+        certifier=", ".join(f"cure_ray {version} ({engine})" for engine, version in engines),
         clean=_figure(group, "clean_all", page, int(first.numbers["n_all"])) if whole else _figure(group, "clean", page),
         union=union,
         bound=bound,
@@ -104,7 +110,7 @@ def _figure(group: Sequence[Judged], column: str, page: Path, n: int | None = No
         return None
     first, threat = group[0], f"{column.rpartition('_')[2]}="
     one = [(root, name) for root, name in first.loaded.shards if f"-{threat}" in name] if len(group) == 1 else []
-    link = href(f"{one[0][0]}/verdicts/{one[0][1]}", page) if len(one) == 1 else ""
+    link = href(f"{one[0][0]}/verdicts/{one[0][1]}" if len(one) == 1 else first.folder / CARD, page)
     return figure(values, n or first.entry.n, ", ".join(f"zoo/{j.entry.folder}/{RESULTS}" for j in group), link)
 
 
@@ -125,17 +131,16 @@ def _facts(group: Sequence[Judged], described: Published | None) -> tuple[tuple[
         found.append((f"identity of the network{f', seed {seeds}' if seeds and len(group) > 1 else ''}", j.entry.identity))
         if j.entry.training:
             cost = j.entry.training
-            found.append(("training", f"{cost.seconds:,.0f} CPU s, {cost.hardware}, cure_ray {cost.version}"))
+            found.append(("training", f"{cost.seconds:,.0f} s, {cost.hardware}, cure_ray {cost.version}"))
     cost = first.entry.certification
-    found.append(("certification", f"{cost.seconds:,.0f} CPU s, {cost.hardware}, cure_ray {cost.version}"))
+    found.append(("certification", f"{cost.seconds:,.0f} s, {cost.hardware}, cure_ray {cost.version}"))
     return tuple(dict.fromkeys(found))
 
 
 def _links(judged: Judged, page: Path) -> list[Link]:
-    files = [f for f in files_of(judged.loaded, judged.loaded.study.entries[0], page) if f.what == "verdicts"]
-    own = [Link(f"zoo/{judged.entry.folder}/{CARD}", href(judged.folder / CARD, page))] if CARD in judged.entry.files else []
-    sums = judged.entry.files
-    for file in files:
-        name = f"{RESULTS}/verdicts/{file.name}"
-        own.append(Link(f"zoo/{judged.entry.folder}/{name}, SHA-256 {sums[name][:16]}", file.href))
-    return own
+    """The card, the weights, what made them, and the verdicts, each with its checksum."""
+    wanted = [n for n in judged.entry.files if n in (CARD, "experiment.yaml") or n.endswith((".safetensors", ".parquet"))]
+    return [
+        Link(f"zoo/{judged.entry.folder}/{name}, SHA-256 {judged.entry.files[name][:16]}", href(judged.folder / name, page))
+        for name in wanted
+    ]
