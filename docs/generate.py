@@ -12,6 +12,7 @@ import yaml
 import cure_ray
 from cure_ray.commands.show import field_rows
 from cure_ray.results.board.build import Sources, board_rows, render
+from cure_ray.results.judgement import judgements_page
 from cure_ray.results.marked import fill
 from cure_ray.results.schema import documentation
 from cure_ray.zoo.published import all_published
@@ -19,6 +20,7 @@ from cure_ray.zoo.published import all_published
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 BOARD = ROOT / "docs" / "board.html"
+JUDGED = ROOT / "docs" / "board" / "published.md"
 
 
 def configuration_page() -> str:
@@ -137,6 +139,7 @@ if __name__ == "__main__":
     print("docs/board.html")
     for name in MARKED:
         (ROOT / name).write_text(marked_page(name))
+    JUDGED.write_text(judgements_page(JUDGED.parent))
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page())
         print(f"docs/reference/{name}")

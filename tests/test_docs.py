@@ -28,6 +28,10 @@ def test_the_board_is_what_the_files_and_stores_say() -> None:
     assert generate.BOARD.read_text(encoding="utf-8") == generate.board_page(), "run `make docs`"
 
 
+def test_the_page_of_judged_networks_is_what_the_judgements_say() -> None:
+    assert generate.JUDGED.read_text() == generate.judgements_page(generate.JUDGED.parent), "run `make docs`"
+
+
 @pytest.mark.parametrize("name", generate.MARKED)
 def test_tables_of_the_zoo_in_a_document_are_what_its_stores_say(name: str) -> None:
     assert (ROOT / name).read_text() == generate.marked_page(name), "run `make docs`"

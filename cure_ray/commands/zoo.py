@@ -81,4 +81,5 @@ def add(
     from cure_ray.api.zoo import Hand
 
     entry = enrol(Offer(source, store, name, title, witnesses), directory, Hand(data_dir=data_dir))
-    print(f"{entry.name}: {len(entry.files)} files in {entry.folder}; `cure-ray zoo certify {entry.name} --few` certifies some of it again")
+    how = "--weights FILE" if entry.published else "--few"
+    print(f"{entry.name}: {len(entry.files)} files in {entry.folder}; check it with `cure-ray zoo certify {entry.name} {how}`")

@@ -38,7 +38,7 @@ def _lines(folder: Path, entry: Entry, figures: tuple[Measured, ...]) -> Iterato
     yield ""
     yield "```bash"
     yield from entry.commands
-    yield f"cure-ray zoo certify {entry.name}"
+    yield f"cure-ray zoo certify {entry.name}" + (" --weights FILE" if entry.published else "")
     yield "```"
     yield ""
     yield "| | seconds | on | cure_ray |"

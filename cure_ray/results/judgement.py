@@ -5,7 +5,7 @@ As JSON for `docs/board/` (format cure_ray-judgement-1) and as Markdown for peop
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from cure_ray.errors import UserError
 from cure_ray.results.frames import Loaded
 from cure_ray.results.tables import accuracy_table
-from cure_ray.zoo.published import UNION, Figure, Published
+from cure_ray.zoo.published import UNION, Figure, Published, find_published
 
 FORMAT = "cure_ray-judgement-1"
 
@@ -152,6 +152,33 @@ def _sentence(gap: Gap) -> str:
         return f"{gap.threat}: {now}."
     proven, standing = gap.published
     return f"{gap.threat}: between {proven:g} and {standing:g} as published, {standing - proven:.1f} points open; here {now}."
+
+
+def read_judgement(path: Path) -> Judgement:
+    """What was written; UserError if it is something else. Its published figures are those the description has now."""
+    try:
+        data = json.loads(path.read_text())
+        figures = tuple(Measured(m["what"], m["threat"], m["count"], m["n"], m["low"], m["high"]) for m in data["figures"])
+        known = {f.name: data[f.name] for f in fields(Judgement) if f.name not in ("published", "figures")}
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no judgement of format {FORMAT} ({type(error).__name__}: {error})") from None
+    return Judgement(find_published(data["name"]), **known, figures=figures)
+
+
+def judgements_page(folder: Path) -> str:
+    """Every judgement of a folder, as one page."""
+    parts = [read_judgement(path).as_markdown() for path in sorted(folder.glob("*.json"))]
+    return _HEADING + "\n" + "\n".join(parts)
+
+
+_HEADING = """# Published networks, judged
+
+Networks of others, certified from their authors' weights with `cure-ray judge` ([how](../guide/zoo.md)). Generated from
+`docs/board/*.json` by `make docs`; the verdicts are in `zoo/`. *Certified* is proven for every image of the ball within [0, 1], *not
+broken* is correct and not broken by any attack; the truth lies between them.
+"""
 
 
 def write_judgement(judgement: Judgement, folder: Path) -> tuple[Path, Path]:

@@ -1,7 +1,8 @@
 """Tables in documents that are written from the zoo, not by hand: what stands between two marks is replaced by what the stores say.
 
 `<!-- zoo:protocol mnist linf=0.1,l2=0.3,l1=1 -->` ... `<!-- /zoo -->` holds every network under that protocol: those of the zoo with what
-is proven of them, then the published figures.
+is proven of them, then the published figures. `<!-- zoo:recertified NAME NAME -->` holds networks of others, what was proven before beside
+what is proven now; without names, all there are.
 """
 
 import re
@@ -15,17 +16,21 @@ from cure_ray.threats.text import read_threats
 from cure_ray.zoo.manifest import Entry, read_manifest
 from cure_ray.zoo.published import UNION, Figure, Published, all_published
 
-_SECTION = re.compile(r"(<!-- zoo:(\w+) ([^\n]*?) -->\n)(.*?)(<!-- /zoo -->)", re.S)
+_SECTION = re.compile(r"(<!-- zoo:(\w+)([^\n]*?) -->\n).*?(<!-- /zoo -->)", re.S)
 
 
 def fill(text: str, zoo: Path) -> str:
     """A document with every marked section written anew."""
 
     def section(found: re.Match[str]) -> str:
-        if found[2] != "protocol":
-            raise UserError(f"a section of the zoo is zoo:protocol DATASET THREATS, not zoo:{found[2]}")
-        dataset, _, threats = found[3].partition(" ")
-        return f"{found[1]}{protocol_table(zoo, dataset, threats)}\n{found[5]}"
+        if found[2] == "protocol":
+            dataset, _, threats = found[3].strip().partition(" ")
+            table = protocol_table(zoo, dataset, threats.strip())
+        elif found[2] == "recertified":
+            table = recertified_table(zoo, found[3].split())
+        else:
+            raise UserError(f"a section of the zoo is zoo:protocol DATASET THREATS or zoo:recertified, not zoo:{found[2]}")
+        return f"{found[1]}\n{table}\n\n{found[4]}"  # blank lines: some readers of Markdown see no table without
 
     return _SECTION.sub(section, text)
 
@@ -46,6 +51,27 @@ def protocol_table(zoo: Path, dataset: str, threats: str) -> str:
             lines.append(_printed(described, columns, headline))
     if len(lines) == 2:
         raise UserError(f"the zoo and the published networks know nothing about {dataset} with {threats}")
+    return "\n".join(lines)
+
+
+def recertified_table(zoo: Path, names: Sequence[str]) -> str:
+    """Networks of others: the best that was published about each under its protocol, and what is proven here."""
+    manifest = read_manifest(zoo)
+    entries = [manifest.find(name) for name in names] if names else [e for e in manifest.entries if e.published]
+    head = ["network", "threats", "proven before, %", "proven here, %", "95 % interval", "not broken, %", "images", "seconds"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for entry in entries:
+        described, figures = all_published().get(entry.published or ""), measured(read_results(zoo / entry.folder, entry))
+        if described is None:
+            raise UserError(f"zoo:recertified is about networks of others, and {entry.name} is ours")
+        threats = [str(t) for t in read_threats(entry.threats)]
+        headline = UNION if len(threats) > 1 else threats[0]
+        now, standing = _found(figures, "certified", headline), _found(figures, "not broken", headline)
+        before = _best(described.figures, "certified", headline)
+        said = f"{before.value:g}" + (f" ({before.certifier})" if before.certifier else "") if before else ""
+        ends = f"{now.low:.1f} to {now.high:.1f}"
+        cells = [entry.title, entry.threats, said, f"{now.value:.1f}", ends, f"{standing.value:.1f}", str(now.n)]
+        lines.append("| " + " | ".join([*cells, f"{entry.certification.seconds:.0f}"]) + " |")
     return "\n".join(lines)
 
 

@@ -16,9 +16,13 @@ from cure_ray.api.request import Execution
 from cure_ray.cli import main
 from cure_ray.errors import UserError
 from cure_ray.interchange import write_onnx
+from cure_ray.results.cards import read_results
+from cure_ray.results.judgement import measured, read_judgement
 from cure_ray.zoo.architecture import fitted
+from cure_ray.zoo.manifest import read_manifest
 from cure_ray.zoo.published import find_published
 
+ROOT = Path(__file__).parent.parent.parent
 QUIET = Execution(device="cpu", quiet=True)
 
 
@@ -63,6 +67,9 @@ def test_a_judgement_sets_published_figures_beside_ours_and_continues_where_it_s
     text = judged.as_markdown()
     assert f"| union, certified | 25 (a pencil) | {union.value:.2f} |" in text
     assert "union: between 25 and 100 as published, 75.0 points open; here" in text
+    (tmp_path / "wrong.json").write_text("{}")
+    with pytest.raises(UserError, match="is no judgement"):
+        read_judgement(tmp_path / "wrong.json")
     before = sorted(p.name for p in (tmp_path / "out" / "verdicts").iterdir())
     again, _ = judge(str(nearest.description), nearest.weights, tmp_path / "out", execution=QUIET)
     assert again.figures == judged.figures
@@ -135,3 +142,12 @@ def test_a_store_of_something_else_is_refused(nearest: Nearest, tmp_path: Path) 
     save_file({**nearest.tensors, "3.bias": nearest.tensors["3.bias"] + torch.arange(10) / 64}, other)
     with pytest.raises(UserError, match="holds results of another checkpoint"):
         judge(str(nearest.description), other, tmp_path / "out", execution=QUIET)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "board").glob("*.json")), ids=lambda p: p.stem)
+def test_a_judgement_in_the_documents_is_what_the_store_in_the_zoo_says(path: Path) -> None:
+    judged = read_judgement(path)
+    entry = read_manifest(ROOT / "zoo").find(judged.published.name)
+    assert measured(read_results(ROOT / "zoo" / entry.folder, entry)) == judged.figures
+    assert entry.identity == judged.identity
+    assert json.loads(judged.as_json()) == json.loads(path.read_text())

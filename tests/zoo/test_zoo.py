@@ -165,6 +165,14 @@ def test_a_store_of_another_protocol_or_network_stays_out(made: Path, zoo: Path,
     assert sorted(p.name for p in zoo.iterdir()) == ["manifest.json"]
 
 
+def test_the_verdicts_of_a_published_network_go_in_without_its_weights(zoo: Path) -> None:
+    there = ROOT / "zoo" / "mmr-universal-mnist" / "results"
+    entry = add(Offer("mmr-universal-mnist", there, "mmr", "MMR-Universal"), zoo)
+    assert (entry.kind, entry.seeds, entry.training, entry.n) == ("published", (), None, 1000)
+    assert not [name for name in entry.files if name.endswith((".safetensors", ".npz"))]
+    assert read_manifest(ROOT / "zoo").find("mmr-universal-mnist").certification == entry.certification
+
+
 def test_counterexamples_can_be_left_out(made: Path, zoo: Path) -> None:
     entry = add(Offer(str(made / "run"), made / "results", "slim", "Slim", witnesses=False), zoo)
     assert not [name for name in entry.files if "witnesses" in name]
