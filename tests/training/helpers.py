@@ -10,10 +10,12 @@ from cure_ray.training.epochs import ONE_PROCESS, _streams
 from cure_ray.training.step import Streams
 
 
-def experiment(method: str = "scratch", seed: int = 0, **training: Any) -> Experiment:
+def experiment(method: str = "scratch", seed: int = 0, network: str = "conv-small", **training: Any) -> Experiment:
     """The smoke preset with a narrow network; fine-tuning gets a placeholder start."""
     start = {"start_from": "elsewhere"} if method == "finetune" else {}
-    return resolve({"preset": "smoke", "seed": seed, "network": {"width": 0.5}, "training": {"method": method, **start, **training}})
+    return resolve(
+        {"preset": "smoke", "seed": seed, "network": {"name": network, "width": 0.5}, "training": {"method": method, **start, **training}}
+    )
 
 
 def streams(described: Experiment, epoch: int = 20, device: str = "cpu") -> Streams:

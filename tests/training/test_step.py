@@ -1,5 +1,7 @@
 """One step of every method: BN statistics, device hygiene, and the relations between methods."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from cure_ray.training.step import certified_step, standard_step
 CERTIFIED = [m for m in METHODS if m not in ("natural", "cgt")]  # cgt has a step of its own
 
 
-def one_step(method: str, rho: float = 1.0, seed: int = 0, **training: object):  # type: ignore[no-untyped-def]
+def one_step(method: str, rho: float = 1.0, seed: int = 0, **training: Any):  # type: ignore[no-untyped-def]
     described = experiment(method, **training)
     network = new_network(described).train()
     x, y = batch(16, seed)
@@ -27,11 +29,11 @@ def one_step(method: str, rho: float = 1.0, seed: int = 0, **training: object): 
 
 
 @pytest.mark.parametrize("rho", [0.3, 1.0])
-@pytest.mark.parametrize("method", CERTIFIED)
-def test_running_statistics_after_a_step_are_those_of_one_clean_pass(method: str, rho: float) -> None:
-    network, result = one_step(method, rho)
+@pytest.mark.parametrize(("method", "options"), [*((method, {}) for method in CERTIFIED), ("scratch", {"network": "resnet-small"})])
+def test_running_statistics_after_a_step_are_those_of_one_clean_pass(method: str, options: dict[str, Any], rho: float) -> None:
+    network, result = one_step(method, rho, **options)
     result.loss.backward()
-    reference = new_network(experiment(method)).train()
+    reference = new_network(experiment(method, **options)).train()
     reference(batch(16)[0])
     for (name, ours), theirs in zip(network.named_buffers(), reference.buffers(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6), name
@@ -44,9 +46,10 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("random", {"loss": "cc", "lambda_2": 0.5}),
     ("joint", {"loss": "exp", "natural_weight": 0.5, "ramp_bound": "crown-ibp"}),
 ]
+RESIDUAL = ("scratch", {"network": "resnet-small", "ramp_bound": "crown-ibp"})
 
 
-@pytest.mark.parametrize(("method", "options"), OPTIONS)
+@pytest.mark.parametrize(("method", "options"), [*OPTIONS, RESIDUAL])
 def test_a_step_reads_nothing_back_and_mixes_no_devices(method: str, options: dict[str, object]) -> None:
     """On the meta device any host synchronisation or stray CPU tensor raises."""
     described = experiment(method, **options)
