@@ -7,6 +7,7 @@ from soundness_attacks import check_attacks
 from soundness_identity import check_identity
 from soundness_images import check_images
 from soundness_perturbed import check_carried_rounding, check_cells, check_patch, check_window_rounding, check_windows
+from soundness_residual import check_patches
 from soundness_results import check_results
 
 
@@ -14,6 +15,8 @@ def check_all_windows() -> None:
     check_windows()
     check_window_rounding()
     check_carried_rounding()
+    for kind in ("identity", "projection"):
+        check_patches(kind)
 
 
 # area: the check, and the functions by file
@@ -39,8 +42,8 @@ GENERATED: dict[str, tuple[Callable[[], None], dict[str, list[str]]]] = {
         check_all_windows,
         {
             "certification/windows.py": [
-                "reached", "_crop", "_overlay", "_convolve", "_relu", "_through_convolution", "_into_dense", "_margins", "anywhere_margins",
-                "positions",
+                "reached", "_crop", "_overlay", "_convolve", "_relu", "_through_convolution", "_into_dense", "_whole", "_margins",
+                "anywhere_margins", "positions",
             ],
         },
     ),
