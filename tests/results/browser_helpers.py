@@ -28,12 +28,13 @@ def look(driver: Any, width: int, theme: str = "light") -> None:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})
 
 
-def keep(driver: Any, name: str) -> None:
-    """A picture of the page as it is, where CURE_RAY_SCREENSHOTS names a directory for it."""
+def keep(driver: Any, name: str, part: str = "html") -> None:
+    """A picture of the page, or of the first element like `part`, where CURE_RAY_SCREENSHOTS names a directory for it."""
     folder = os.environ.get("CURE_RAY_SCREENSHOTS")
     if folder:
-        width, height = driver.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 12000), "scale": 1}
+        script = "const b = document.querySelector(arguments[0]).getBoundingClientRect(); return [innerWidth, b.top + scrollY, b.height]"
+        width, top, height = driver.execute_script(script, part)
+        clip = {"x": 0, "y": top, "width": width, "height": min(height, 12000), "scale": 1}
         shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 

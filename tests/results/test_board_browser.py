@@ -175,6 +175,18 @@ def test_the_theme_button_switches_and_print_is_light(opened: Any) -> None:
     assert opened.execute_script("return getComputedStyle(document.querySelector('#filters')).display") == "none"
 
 
+@pytest.mark.parametrize("width", [1320, 360])
+def test_the_board_of_the_repository_fits_too(browser: Any, width: int) -> None:
+    browser.get_log("browser")
+    browser_helpers.look(browser, width)
+    browser.get((Path(__file__).parent.parent.parent / "docs" / "board.html").as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(STICKS_OUT) == []
+    assert len(rows(browser)) == len(browser.execute_script("return records"))
+    browser_helpers.keep(browser, f"protocol-{width}", ".protocol")  # at 1320, docs/images/board.png
+
+
 @pytest.fixture
 def scriptless(browser: Any, page: Path) -> Iterator[Any]:
     browser_helpers.look(browser, 1400)
