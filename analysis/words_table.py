@@ -12,7 +12,6 @@ from cure_ray.results.paper import read_paper
 from cure_ray.results.tables import metrics_of, readable, seed_table
 from cure_ray.results.words import NOTE, attacked_by, attacked_table, moved_table, paired_table
 
-LABEL = "accuracy, %; union: certified in latent space"
 TESTS = "exact sign tests on the same sentences, seeds pooled, Holm-corrected over all pairs of an attack"
 
 
@@ -37,7 +36,8 @@ def main(analysis: Analysis) -> None:
     analysis.table("words_moved", moved_table(study, rows), "Vectors of sentences with words exchanged, all networks together")
     analysis.table("words_significance", paired_table(study), f"Accuracy under attack: {TESTS}", digits=4)
     for i, (setting, own) in enumerate(table.groupby("setting", sort=False)):
-        analysis.figure(f"words_{i}", bars(own, ["clean", *attacks, *proven[-1:]], str(setting), LABEL))
+        title = f"{setting}; union: certified in latent space"
+        analysis.figure(f"words_{i}", bars(own, ["clean", *attacks, *proven[-1:]], title, "accuracy, %"))
     paper = read_paper(Path(__file__).parent / "paper")
     paper = paper[paper["experiment"].isin(["sst2", "sst2_flat"])].drop_duplicates(["method", "metric"])
     values = paper.pivot(index="method", columns="metric", values="value").reset_index()

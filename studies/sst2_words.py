@@ -6,7 +6,7 @@
 Seven ways of training one head (384-100-100-2) on the frozen vectors, all with one schedule fixed beforehand; then the cascade for the
 first dev sentences in l_inf, l2 and l1 around the vector, without a box, and the attacks pwws and cf8 on the words, all in one store.
 Certificates are about the head in latent space, never about words. Stop it at any time; the same command continues. What came out is
-in docs/experiments.md, how it is defined in docs/guide/text.md.
+in docs/results.md, written by analysis/words_table.py; how it is defined, in docs/guide/text.md.
 """
 
 import argparse
