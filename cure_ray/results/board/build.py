@@ -57,6 +57,9 @@ class Section:
         if printed and printed.union:
             lost = "" if printed.recomputable else "; without public weights nobody can recompute it"
             parts.append(f"{printed.union.percent:.1f} % is the most that was published ({printed.title}{lost}).")
+            again = next((r for r in self.rows if r.proven and r.network == printed.network and r.union and r is not here), None)
+            if again and again.union:
+                parts.append(f"Of that network {again.union.percent:.1f} % is proven here.")
         return " ".join(parts)
 
     def best(self, proven: bool) -> Row | None:

@@ -54,7 +54,8 @@ def _same(frame: Frame, claim: Row, proof: Row) -> str:
     """One network twice: what was published, and what is proven now."""
     ends = [(frame.x(r.clean.percent), frame.y(r.union.percent)) for r in (claim, proof) if r.clean and r.union]
     (x1, y1), (x2, y2) = ends
-    return f'<line class="same" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    middle = f"{(x1 + x2) / 2 - 26:.1f} {(y1 + y2) / 2:.1f}"  # a bow beside the bar of the claim, which ends at its bound
+    return f'<path class="same" d="M{x1:.1f} {y1:.1f}Q{middle} {x2:.1f} {y2:.1f}"/>'
 
 
 def _mark(frame: Frame, row: Row, number: int) -> str:
