@@ -17,6 +17,7 @@ from cure_ray.bounds.native.coupled import dense_rows
 from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
 from cure_ray.bounds.native.coupled_ascent import start
 from cure_ray.bounds.native.domain import Domain, LayerBall
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.linear import evaluate
 from cure_ray.bounds.native.relaxation import Relaxation, interval_bounds, margin_rows, start_rows
@@ -144,7 +145,7 @@ def test_boxes_of_training_hold_every_point_and_linear_bounds_too(name: str, of:
 def test_crown_equals_that_of_another_engine_on_the_graph(name: str, of: str, eps: float) -> None:
     """With interval bounds in the hidden layers both compute the same lines; where the box counts, ours may only be tighter."""
     network, x = NETWORKS[name], images()
-    y, ours, theirs = network(x).argmax(1), NativeEngine(network), LirpaEngine(network)
+    y, ours, theirs = network(x).argmax(1), NativeEngine(network, effort=Effort(single=False)), LirpaEngine(network)
     mine, other = (e.margins(e.problem(x, y, Ball(of, eps), box=False), "crown") for e in (ours, theirs))  # type: ignore[arg-type,attr-defined]
     assert (mine >= other - 1e-4).all()
     boxes = [e.margins(e.problem(x, y, Ball(of, eps), box=False), "ibp") for e in (ours, theirs)]  # type: ignore[arg-type,attr-defined]
@@ -157,7 +158,7 @@ def test_crown_equals_that_of_another_engine_on_the_graph(name: str, of: str, ep
 @BY_NAME
 def test_a_window_of_a_patch_gives_the_bounds_of_the_whole_image(name: str) -> None:
     network, x = NETWORKS[name], images()
-    y, e = network(x).argmax(1), NativeEngine(network)
+    y, e = network(x).argmax(1), NativeEngine(network, effort=Effort(single=False))
     assert e.decide is not None
     clean = clean_pass(e.decide, flatten_images(x.double()), y)
     for row, column in positions(SHAPE[1:], 2, 3)[::5]:

@@ -13,11 +13,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """No TF32, deterministic kernels and subnormal numbers kept while bounds are computed; the caller's settings come back afterwards."""
+    """No TF32 or bfloat16 inside float32, deterministic kernels and subnormal numbers kept while bounds are computed; the caller's
+    settings come back afterwards."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     saved = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32)
+    inside = [getattr(torch.backends.mkldnn, part) for part in ("conv", "matmul")]  # torch does not type them
+    precisions = [part.fp32_precision for part in inside]
     flushing = not bool(torch.full((), 2.0**-1074, dtype=torch.float64) * 1)
     cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = False, True, False, False
+    for part in inside:
+        part.fp32_precision = "ieee"
     if flushing:
         torch.set_flush_denormal(False)
     try:
@@ -25,4 +30,6 @@ def exact_arithmetic() -> Iterator[None]:
     finally:
         if flushing:
             torch.set_flush_denormal(True)
+        for part, precision in zip(inside, precisions, strict=True):
+            part.fp32_precision = precision
         cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = saved

@@ -74,18 +74,14 @@ def test_which_hidden_bounds_a_sample_gets_does_not_depend_on_its_company() -> N
     net, x, y = example()
     engines = [NativeEngine(net, effort=Effort(hidden=hidden, stop_early=False)) for hidden in ("alpha", "ibp")]
     best, fixed = (e.margins(e.problem(x, y, THREAT), "alpha-crown") for e in engines)
-    e = NativeEngine(
-        net, effort=Effort(work_limit=12_450, stop_early=False)
-    )  # some of these samples need a little more, some a little less
+    e = NativeEngine(net, effort=Effort(work_limit=4_000, stop_early=False))  # a part of the work that every sample would need
     together = e.margins(e.problem(x, y, THREAT), "alpha-crown")
     near = 0.01  # an ascent in float32 lets the company of a sample touch the later digits
-    tight = [bool(torch.allclose(together[b], best[b], atol=near)) for b in range(COUNT)]
-    assert 0 < sum(tight) < COUNT
+    assert (together > fixed + near).all(), "a part of the work gains nothing"
     for b in range(COUNT):
-        assert (best[b] - fixed[b]).abs().max() > 3 * near
         alone = e.margins(e.problem(x[b : b + 1], y[b : b + 1], THREAT), "alpha-crown")[0]
         torch.testing.assert_close(alone, together[b], atol=near, rtol=0)
-        torch.testing.assert_close(alone, (best if tight[b] else fixed)[b], atol=near, rtol=0)
+        assert (alone <= best[b] + 3 * near).all(), "with less work the bound is better"
 
 
 def test_hopeless_samples_are_given_up_and_the_others_are_not() -> None:

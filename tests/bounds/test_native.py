@@ -289,7 +289,8 @@ def test_rows_never_loosen():
     first = interval_bounds(net, domain)[:1]
     start = interval_layer(net.layers[1], first[0], net.gamma)
     rows = Rows(net, 1, [Relaxation.of(first[0])], start, domain)
-    rows.crown(start.unstable(), 10_000, also_zero=True)
+    rows.crown(start.unstable(), 10_000)
+    rows.crown(start.unstable(), 10_000, zero=True)
     assert (rows.bounds.lower_BN >= start.lower_BN).all()
     assert (rows.bounds.upper_BN <= start.upper_BN).all()
     assert isinstance(rows.bounds, LayerBounds)

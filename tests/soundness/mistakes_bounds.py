@@ -143,19 +143,19 @@ BOUNDS = [
         "self.decide = compiled.to(self.device, torch.float64)",
         "self.decide = compiled.to(self.device, torch.float32)",
     ),
-    ("claims not re-evaluated", "bounds/native/engine.py", "if len(claimed):", "if len(claimed) < 0:"),
+    ("claims not re-evaluated", "bounds/native/engine.py", "if len(again):", "if len(again) < 0:"),
     ("rounding ignored", "bounds/native/compiled.py", "gamma = 2 * (widest + 64) * 2.0**-53", "gamma = 0.0 * widest"),
     ("underflow: no floor", "bounds/native/rounding.py", "FLOOR = 2.0**-450", "FLOOR = 0.0"),
     (
         "underflow: coefficients without their floor",
         "bounds/native/rounding.py",
-        "+ FLOOR * scale_BN.sum(-1, keepdim=True)",
+        "+ floor * scale_BN.sum(-1, keepdim=True)",
         "+ 0 * scale_BN.sum(-1, keepdim=True)",
     ),
     (
         "underflow: weights without their floor",
         "bounds/native/affine.py",
-        "self.weight_abs = floored(self.weight.abs())",
+        "self.weight_abs = floored(self.weight.abs(), self.floor)",
         "self.weight_abs = self.weight.abs()",
     ),
     (
@@ -319,8 +319,8 @@ BOUNDS = [
     (
         "coupled: bias forgotten",
         "bounds/native/coupled.py",
-        "relaxed, layer.bias_N, scale if gamma",
-        "relaxed, 0 * layer.bias_N, scale if gamma",
+        "relaxed, layer.bias_N, rounding",
+        "relaxed, 0 * layer.bias_N, rounding",
     ),
     (
         "coupled: rounding paid out",
@@ -399,7 +399,7 @@ RESIDUAL = [
         "self.scale_BN[index], self.carried_N)",
         "self.scale_BN[index])",
     ),
-    ("hidden bounds of a batch: what is carried forgotten", "bounds/native/problem.py", "scale_BN, first.carried_N)", "scale_BN)"),
+    ("hidden bounds of a batch: what is carried forgotten", "bounds/native/problem.py", "scale, first.carried_N)", "scale)"),
     (
         "splits: what is carried forgotten",
         "bounds/native/subproblems.py",
@@ -451,14 +451,14 @@ RESIDUAL = [
     (
         "coupled: what is carried not known",
         "bounds/native/coupled.py",
-        "scale if gamma else None, layer.carried_N)",
-        "scale if gamma else None)",
+        "rounding, layer.carried_N)",
+        "rounding)",
     ),
     (
         "coupled windows: what is carried not known",
         "bounds/native/windows.py",
-        "bias, scale, carried))",
-        "bias, scale))",
+        "bias, rounding, carried))",
+        "bias, rounding))",
     ),
     (
         "patches: what is carried cut off at 0",
@@ -484,4 +484,20 @@ RESIDUAL = [
         "below.slack_N, below.layer.carried_N)",
         "below.slack_N, None)",
     ),
+    ("single: what a row's products lose is not charged", "bounds/native/linear.py", "(4 * gamma + layer.lost)", "(4 * gamma)"),
+    (
+        "single: what a window's products lose is not charged",
+        "bounds/native/windows.py",
+        "(4 * self.gamma + layer.lost)",
+        "(4 * self.gamma)",
+    ),
+    ("single: coupled rows for nothing", "bounds/native/coupled.py", "b = b - lost * (", "b = b - 0 * lost * ("),
+    ("single: coupled windows for nothing", "bounds/native/windows.py", "layer.lost, layer.floor)", "0.0, layer.floor)"),
+    ("single: intervals for nothing", "bounds/native/relaxation.py", "+ 2 * layer.lost)", "+ 0 * layer.lost)"),
+    ("single: sums of one term", "bounds/native/single.py", "1.01 * (terms + 8)", "1.01 * (1 + 8)"),
+    ("single: sums counted in one direction", "bounds/native/single.py", "max(layer.in_shape[0], layer.out_shape[0])", "layer.in_shape[0]"),
+    ("single: the unit of float64", "bounds/native/single.py", "UNIT = 2.0**-24", "UNIT = 2.0**-53"),
+    ("single: the floor of float64", "bounds/native/rounding.py", "SINGLE_FLOOR = 2.0**-50", "SINGLE_FLOOR = 2.0**-450"),
+    ("single: every machine is believed", "bounds/native/single.py", "return bool(up.all()) and bool(down.all())", "return True"),
+    ("single: the image is read in float32", "bounds/native/single.py", "up=k > 0", "up=True"),
 ]

@@ -12,6 +12,7 @@ from soundness_coupled import check_coupled, check_norms, check_one_layer, check
 from soundness_networks import designed_network, random_network, tied_network
 from soundness_numerics import check_numerics
 from soundness_points import in_chain, points, preactivations, true_margins, worst_points
+from soundness_single import check_single
 from torch import Tensor
 
 THREATS = (("linf", 0.04), ("l2", 0.25), ("l1", 0.6))
@@ -120,6 +121,7 @@ def check_compact() -> None:
     check_numerics()
     check_ties()
     check_radius_zero(designed_network(0))
+    check_single()
     check_norms()
     check_one_layer()
     check_sharp()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cure_ray.bounds.native.rounding import capped, floored
+from cure_ray.bounds.native.rounding import FLOOR, SINGLE_FLOOR, capped, floored
 
 Shape = tuple[int, ...]
 
@@ -24,7 +24,8 @@ def activated(z_BN: Tensor, carried_N: Tensor | None) -> Tensor:
 @dataclass(eq=False)
 class Affine:
     """z = W x + b on flat vectors; W is a matrix or a convolution kernel. The bias is a full map: with zero padding a folded
-    Normalize changes it at the borders. `bias_scale_N` bounds the magnitudes that were summed into the bias (rounding)."""
+    Normalize changes it at the borders. `bias_scale_N` bounds the magnitudes that were summed into the bias (rounding).
+    `lost` is the share of its magnitudes that a product in float32 may lose (single.py), beyond what rounding takes in float64."""
 
     weight: Tensor  # [O, I] or [O, I, kh, kw]
     bias_N: Tensor
@@ -34,6 +35,9 @@ class Affine:
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     carried_N: Tensor | None = None  # bool: outputs that no ReLU follows, handed past it; None: there are none
+    lost: float = 0.0
+    single_up: bool = False  # convolutions of doubles are carried out in float32 (single.py): W x,
+    single_down: bool = False  # W^T A
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +46,8 @@ class Affine:
         if self.is_conv:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
             self.kernel = (self.weight.shape[2], self.weight.shape[3])
-        self.weight_abs = floored(self.weight.abs())
+        self.floor = SINGLE_FLOOR if self.single_up or self.single_down else FLOOR
+        self.weight_abs = floored(self.weight.abs(), self.floor)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Affine":
         tensors = (self.weight, self.bias_N, self.bias_scale_N)
@@ -52,7 +57,18 @@ class Affine:
 
     def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
         """W x without the bias; another kernel of the same shape (|W|, W^2) may take W's place."""
-        weight = self.weight if weight is None else weight
+        if self.single_up:
+            return self._convolved(x_RN.float(), self._kernel("up", self.weight if weight is None else weight)).double()
+        return self._convolved(x_RN, self.weight if weight is None else weight)
+
+    def _kernel(self, use: str, weight: Tensor) -> Tensor:
+        """The kernel in float32, kept."""
+        key = (use, id(weight))
+        if key not in self.cache:
+            self.cache[key] = weight.float().contiguous(memory_format=torch.channels_last)
+        return self.cache[key]
+
+    def _convolved(self, x_RN: Tensor, weight: Tensor) -> Tensor:
         if not self.is_conv:
             return x_RN @ weight.t()
         C, H, W = self.in_shape
@@ -83,12 +99,17 @@ class Affine:
 
     def magnitude(self, reach_RN: Tensor) -> Tensor:
         """|W| reach: the magnitudes summed into W x for |x| <= reach, with the floors of rounding; NaN where too large to vouch for."""
-        return capped(self.linear(floored(reach_RN), self.weight_abs))
+        return capped(self.linear(floored(reach_RN, self.floor), self.weight_abs))
 
     def transpose(self, A_RN: Tensor) -> Tensor:
         """W^T A for every row."""
         if not self.is_conv:
             return A_RN @ self.weight
+        if self.single_down:
+            return self._transposed(A_RN.float()).double()
+        return self._transposed(A_RN)
+
+    def _transposed(self, A_RN: Tensor) -> Tensor:
         C, H, W = self.out_shape
         A_RHWC = A_RN.reshape(-1, H, W, C)
         top, left = self.padding
@@ -98,6 +119,11 @@ class Affine:
 
     def transpose_window(self, A_RhwC: Tensor) -> Tensor:
         """The transposed convolution on a window, without padding: [R, h, w, O] -> [R, (h-1)s+k, (w-1)s+k, I]."""
+        if self.single_down:
+            return self._transposed_window(A_RhwC.float()).double()
+        return self._transposed_window(A_RhwC)
+
+    def _transposed_window(self, A_RhwC: Tensor) -> Tensor:
         h, w = A_RhwC.shape[1:3]
         dense = self._window_matrix(h, w)
         if dense is not None:
@@ -118,13 +144,14 @@ class Affine:
     def _overlap_add(self, A_RHWC: Tensor, height: int, width: int) -> Tensor:
         R, H, W, C = A_RHWC.shape
         (sy, sx), (ky, kx) = self.stride, self.kernel
+        weight = self._kernel("down", self.weight) if self.single_down else self.weight
         if self.in_shape[0] > 4 or self.weight.device.type != "cpu":
             unread = (height - ((H - 1) * sy + ky), width - ((W - 1) * sx + kx))  # border that no output reads
             image = A_RHWC.permute(0, 3, 1, 2)
-            return F.conv_transpose2d(image, self.weight, None, self.stride, 0, unread).permute(0, 2, 3, 1)
+            return F.conv_transpose2d(image, weight, None, self.stride, 0, unread).permute(0, 2, 3, 1)
         # Few input channels: one matrix product and k*k shifted additions are 2 to 3 times faster on CPUs.
         if "columns" not in self.cache:
-            self.cache["columns"] = self.weight.permute(0, 2, 3, 1).reshape(C, -1).contiguous()
+            self.cache["columns"] = weight.permute(0, 2, 3, 1).reshape(C, -1).contiguous()
         columns = (A_RHWC.reshape(-1, C) @ self.cache["columns"]).view(R, H, W, ky, kx, -1)
         out = A_RHWC.new_zeros(R, height, width, columns.shape[-1])
         for i in range(ky):
@@ -141,6 +168,7 @@ class Affine:
             return None
         if (h, w) not in self.cache:
             count = C * h * w
-            eye = torch.eye(count, dtype=self.weight.dtype, device=self.weight.device).view(count, h, w, C)
+            dtype = torch.float32 if self.single_down else self.weight.dtype
+            eye = torch.eye(count, dtype=dtype, device=self.weight.device).view(count, h, w, C)
             self.cache[(h, w)] = self._overlap_add(eye, height, width).reshape(count, -1).contiguous()
         return self.cache[(h, w)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.relaxation import Relaxation
-from cure_ray.bounds.native.rounding import FLOOR, weighed
+from cure_ray.bounds.native.rounding import weighed
 
 SMALLEST, LARGEST = 2.0**-100, 2.0**100  # multipliers outside are taken for 0, which is always sound
 
@@ -35,7 +35,7 @@ class CoupledLayer:
     lower_slope: Tensor  # where g starts for positive coefficients; exact on stable neurons
     upper_slope: Tensor  # for negative ones
     bias_less_centre: Tensor
-    scale: Tensor | None  # bounds |z|, |centre| and the sums behind them; None in the searching pass
+    rounding: "Rounding | None"  # None in the searching pass
     carried: Tensor | None = None  # bool: linear, outside the ball and centred at 0
     beyond: tuple[Tensor, Tensor] | None = None  # in sub-problems: inf where a split has cut off the left, the right; else -inf
 
@@ -47,17 +47,18 @@ class CoupledLayer:
         radius: Tensor,
         relaxed: "Slopes",
         bias: Tensor,
-        scale: Tensor | None,
+        rounding: "Rounding | None",
         carried: Tensor | None = None,
     ) -> "CoupledLayer":
         if carried is not None:  # ranges of one point, 0: with g = c the minimum of every such neuron is 0
             lower, upper, centre = (torch.where(carried, torch.zeros_like(t), t) for t in (lower, upper, centre))
         right = (lower.clamp_min(0) - centre, upper.clamp_min(0) - centre)
         left = (lower.clamp_max(0) - centre, upper.clamp_max(0) - centre)
-        return CoupledLayer(right, left, centre, radius, *relaxed, bias - centre, scale, carried)
+        return CoupledLayer(right, left, centre, radius, *relaxed, bias - centre, rounding, carried)
 
 
 Slopes = tuple[Tensor, Tensor, Tensor]  # unstable, lower slope, upper slope
+Rounding = tuple[Tensor, float, float]  # a bound of |z|, |centre| and the sums behind them; what the layer's products lose; their floor
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,12 +151,15 @@ def evaluate(rows: CoupledRows, choice: Choice, trace: bool = False) -> tuple[Te
         value, worst = worst_offset(c, g, m, layer)
         ball = (m / 2 * layer.radius.square()).squeeze(-1)
         b = b + value.sum(-1) + _dot(c, layer.centre) + _dot(g, layer.bias_less_centre) - ball
-        if layer.scale is not None:
+        if layer.rounding is not None:
+            scale, lost, floor = layer.rounding
             # Products and sums lose gamma of their sizes. A worst point off by u (|centre| + |t|) raises its parabola by m/2 times
             # the square of that. What underflows is below the floors.
-            flat = (g.abs() + c.abs() + FLOOR) * layer.scale
-            bend = m * (worst.square() + rows.gamma * layer.scale.square())
+            flat = (g.abs() + c.abs() + floor) * scale
+            bend = m * (worst.square() + rows.gamma * scale.square())
             b = b - 8 * rows.gamma * ((flat + bend).sum(-1) + ball)
+            if lost:
+                b = b - lost * ((g.abs() + floor) * scale).sum(-1)
         if trace:
             found.above.append(c)
             found.below.append(g)
@@ -220,7 +224,8 @@ def dense_rows(
             for t in (r.lower_BN, r.upper_BN, ball.centre_BN, ball.radius_B1, r.unstable_BN, r.adaptive_BN, r.upper_slope_BN, r.scale_BN)
         )
         relaxed = (unstable, adaptive, slope)
-        views.append(CoupledLayer.of(lower, upper, centre, radius, relaxed, layer.bias_N, scale if gamma else None, layer.carried_N))
+        rounding = (scale, layer.lost, layer.floor) if gamma else None
+        views.append(CoupledLayer.of(lower, upper, centre, radius, relaxed, layer.bias_N, rounding, layer.carried_N))
 
     def image(A_BSN: Tensor) -> tuple[Tensor, Tensor]:
         value_BS, offset_BSN = domain.minimise(A_BSN)

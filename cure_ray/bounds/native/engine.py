@@ -16,6 +16,7 @@ from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.balls import ball_margins, with_balls
 from cure_ray.bounds.native.branching import Search
+from cure_ray.bounds.native.budget import affordable, neuron_costs
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
 from cure_ray.bounds.native.coupled_margins import coupled_margins
 from cure_ray.bounds.native.domain import Domain
@@ -23,8 +24,9 @@ from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
 from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
 from cure_ray.bounds.native.optimized import optimise
-from cure_ray.bounds.native.problem import NativeProblem, store, visible
+from cure_ray.bounds.native.problem import NativeProblem, joined_bounds, store, visible
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
+from cure_ray.bounds.native.single import with_single_products
 from cure_ray.bounds.native.subproblems import Space, unstable_index
 from cure_ray.bounds.native.windows import row_elements
 from cure_ray.errors import UserError
@@ -32,6 +34,7 @@ from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT, Box
 
 Out = TypeVar("Out")
+NEAR = 0.02  # margins that miss 0 by less, measured by the sample's largest, may have been lost to float32 and are computed again
 
 
 class NativeEngine:
@@ -55,6 +58,7 @@ class NativeEngine:
         self.backoffs: list[str] = []  # every time memory ran out and the batch was halved
         self.search: Compiled | None = None
         self.decide: Compiled | None = None
+        self.prove: Compiled | None = None  # decides what is clear
         shape = input_shape or getattr(network, "input_shape", None)
         if shape is not None:
             self._compile(tuple(shape))
@@ -65,6 +69,7 @@ class NativeEngine:
             check_outputs(self.network, compiled)
             self.search = compiled.to(self.device, torch.float32)
             self.decide = compiled.to(self.device, torch.float64)
+            self.prove = with_single_products(self.decide) if self.effort.single else self.decide
         return self.search, self.decide
 
     @torch.no_grad()
@@ -95,8 +100,12 @@ class NativeEngine:
                 parts.append((index, part))
             store(problem, parts)
         else:
-            for index, value_BS in self._batches(problem, self._plain(stage), self._per_sample(stage)):
+            known = []
+            for index, (value_BS, bounds) in self._batches(problem, self._plain(stage), self._per_sample(stage)):
                 result_BS[index] = visible(value_BS)
+                known.append((index, bounds))
+            if stage == "crown" and known and all(bounds for _, bounds in known):
+                problem.known = joined_bounds(problem.size, known)
         return result_BS
 
     @torch.no_grad()
@@ -112,27 +121,36 @@ class NativeEngine:
 
     # ------------------------------------------------------------ stages, each on a batch that fits
 
-    def _plain(self, stage: Stage) -> Callable[[NativeProblem], Tensor]:
-        def run(problem: NativeProblem) -> Tensor:
+    def _plain(self, stage: Stage) -> Callable[[NativeProblem], tuple[Tensor, list[LayerBounds]]]:
+        """Margins, and the hidden bounds where they are proven for all samples of the batch."""
+
+        def run(problem: NativeProblem) -> tuple[Tensor, list[LayerBounds]]:
             _, search, decide = self._own(problem)
-            value_BS = self._crown(search, problem.domain.to(torch.float32), problem.y_B, stage).double()
-            claimed = (value_BS > 0).all(1).nonzero(as_tuple=True)[0]
-            if len(claimed):
-                value_BS[claimed] = self._crown(decide, problem.domain.select(claimed), problem.y_B[claimed], stage)
-            return value_BS
+            if self.prove is None or self.prove is decide:
+                value_BS = self._crown(search, problem.domain.to(torch.float32), problem.y_B, stage)[0].double()
+                known = list[LayerBounds]()
+                again_B = (value_BS > 0).all(1)
+            else:
+                value_BS, known = self._crown(self.prove, problem.domain, problem.y_B, stage)
+                least_B, most_B = value_BS.amin(1), value_BS.abs().amax(1)
+                again_B = ~torch.isfinite(most_B) | ((least_B <= 0) & (least_B > -NEAR * most_B))
+            again = again_B.nonzero(as_tuple=True)[0]
+            if len(again):
+                value_BS[again] = self._crown(decide, problem.domain.select(again), problem.y_B[again], stage)[0]
+            return value_BS, known
 
         return run
 
-    def _crown(self, net: Compiled, domain: Domain, y_B: Tensor, stage: Stage) -> Tensor:
+    def _crown(self, net: Compiled, domain: Domain, y_B: Tensor, stage: Stage) -> tuple[Tensor, list[LayerBounds]]:
         C_BSK = margin_rows(y_B, net.classes, domain.x_BN.dtype)
         bounds = crown_bounds(net, domain, self._elements(net)) if stage == "crown" else interval_bounds(net, domain)
         value_BS = interval_margins(net, domain, bounds, C_BSK)
         if domain.balls:
             value_BS = torch.maximum(value_BS, ball_margins(net, domain, C_BSK))
         if stage == "ibp" or not bounds:
-            return value_BS
+            return value_BS, bounds
         relaxations = [Relaxation.of(b) for b in bounds]
-        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK))
+        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK)), bounds
 
     def _optimised(self, problem: NativeProblem) -> NativeProblem:
         _, search, decide = self._own(problem)
@@ -164,19 +182,42 @@ class NativeEngine:
         return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
 
     def _hidden_bounds(self, problem: NativeProblem) -> list[LayerBounds]:
+        """The best of what the stages before have proven and, as far as the work limit goes, of optimised bounds."""
         _, search, decide = self._own(problem)
-        bounds = interval_bounds(decide, problem.domain)
-        if search.hidden < 2 or self.effort.hidden == "ibp":
+        bounds, effort = interval_bounds(decide, problem.domain), self.effort
+        if search.hidden < 2 or effort.hidden == "ibp":
             return bounds
-        if self.effort.hidden == "crown":
+        if effort.hidden == "crown":
             return crown_bounds(decide, problem.domain, self._elements(decide))
+        if problem.known is not None:
+            bounds = [loose.tightened(b.lower_BN, b.upper_BN) for loose, b in zip(bounds, problem.known, strict=True)]
         work_B = sum(b.unstable().sum(1) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
-        affordable_B = torch.as_tensor(work_B <= self.effort.work_limit, device=self.device) | (self.effort.hidden == "alpha")
-        chosen = affordable_B.nonzero(as_tuple=True)[0]
-        if len(chosen) == 0:
-            return bounds
-        tight = optimised_bounds(search, decide, problem.domain.select(chosen), self._elements(search), self.effort.hidden_iterations)
-        return [loose.replaced(chosen, better) for loose, better in zip(bounds, tight, strict=True)]
+        whole_B = torch.as_tensor(work_B <= effort.work_limit, device=self.device) | (effort.hidden == "alpha")
+        for chosen, partly in ((whole_B.nonzero(as_tuple=True)[0], False), ((~whole_B).nonzero(as_tuple=True)[0], True)):
+            if len(chosen) == 0:
+                continue
+            some = problem.select(chosen)
+            if partly:
+                tight = self._as_affordable(some)
+            else:
+                known = None if problem.known is None else [b.select(chosen) for b in bounds]
+                tight = optimised_bounds(search, decide, some.domain, self._elements(search), effort.hidden_iterations, known)
+            bounds = [loose.replaced(chosen, better) for loose, better in zip(bounds, tight, strict=True)]
+        return bounds
+
+    def _as_affordable(self, problem: NativeProblem) -> list[LayerBounds]:
+        """CROWN for every hidden layer, and optimised bounds of the neurons that cost the open margins most."""
+        assert self.search is not None
+        assert self.prove is not None
+        domain = problem.domain
+        known = problem.known or crown_bounds(self.prove, domain, self._elements(self.prove))
+        C_BSK = margin_rows(problem.y_B, self.search.classes, torch.float64)
+        relaxations = [Relaxation.of(b) for b in known]
+        open_BS = best_of_slopes(self.prove, domain, known, relaxations, C_BSK) <= 0
+        costs = neuron_costs(self.search, domain, known, C_BSK, open_BS)
+        which = affordable(self.search, known, costs, self.effort.work_limit)
+        rounds = self.effort.hidden_iterations
+        return optimised_bounds(self.search, self.prove, domain, self._elements(self.search), rounds, known, which)
 
     def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
         def run(problem: NativeProblem) -> list[Branching]:

@@ -28,29 +28,45 @@ def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBoun
     relaxations = [Relaxation.of(b) for b in bounds]
     for k in range(1, net.hidden):
         rows = Rows(net, k, relaxations, interval_layer(net.layers[k], bounds[-1], net.gamma), domain)
-        # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
-        rows.crown(rows.bounds.unstable(), elements, also_zero=domain.threat.norm != "linf")
+        rows.crown(rows.bounds.unstable(), elements)
+        if domain.threat.norm != "linf":
+            # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
+            rows.crown(rows.bounds.unstable(), elements, zero=True)
         bounds.append(rows.bounds)
         relaxations.append(Relaxation.of(rows.bounds))
     return bounds
 
 
-def optimised_bounds(search: Compiled, decide: Compiled, domain: Domain, elements: int, iterations: int) -> list[LayerBounds]:
+def optimised_bounds(
+    search: Compiled,
+    decide: Compiled,
+    domain: Domain,
+    elements: int,
+    iterations: int,
+    known: Sequence[LayerBounds] | None = None,
+    which: Sequence[Tensor] | None = None,
+) -> list[LayerBounds]:
     """Layer-wise alpha-CROWN: slopes are searched for in the precision of `search`; the bounds are those of `decide` with them.
 
     Layer-wise instead of joint: each row has its own slopes, and an order of magnitude less work for the same tightness.
+    `known` are proven bounds to begin with: CROWN's, which is then not repeated. `which` are the neurons to optimise, all without it.
     """
     exact = domain.to(decide.layers[0].weight.dtype)
     quick = domain.to(search.layers[0].weight.dtype)
     bounds = interval_bounds(decide, exact)[:1]
     for k in range(1, search.hidden):
         proven = Rows(decide, k, [Relaxation.of(b) for b in bounds], interval_layer(decide.layers[k], bounds[-1], decide.gamma), exact)
+        if known is not None:
+            proven.bounds = proven.bounds.tightened(known[k].lower_BN, known[k].upper_BN)
         low = [b.to(quick.x_BN.dtype) for b in [*bounds, proven.bounds]]
         tried = Rows(search, k, [Relaxation.of(b) for b in low[:-1]], low[-1], quick)
-        unstable_BN = proven.bounds.unstable()
-        tried.crown(unstable_BN, elements)
-        hard_BN = unstable_BN & ~(tried.bounds.lower_BN >= 0) & ~(tried.bounds.upper_BN <= 0)
-        proven.crown(unstable_BN & ~hard_BN, elements // 2)
+        hard_BN = unstable_BN = proven.bounds.unstable()
+        if known is None:
+            tried.crown(unstable_BN, elements)
+            hard_BN = unstable_BN & ~(tried.bounds.lower_BN >= 0) & ~(tried.bounds.upper_BN <= 0)
+            proven.crown(unstable_BN & ~hard_BN, elements // 2)
+        if which is not None:
+            hard_BN = hard_BN & which[k]
         tried.optimise(hard_BN, elements // 4, iterations, proven)
         bounds.append(proven.bounds)
     return bounds
@@ -62,27 +78,22 @@ class Rows:
     def __init__(self, net: Compiled, k: int, relaxations: Sequence[Relaxation], bounds: LayerBounds, domain: Domain) -> None:
         self.net, self.k, self.relaxations, self.bounds, self.domain = net, k, relaxations, bounds, domain
 
-    def crown(self, mask_BN: Tensor, elements: int, also_zero: bool = False) -> None:
-        """Plain CROWN for the neurons in the mask with adaptive slopes, or the better of adaptive and zero slopes."""
+    def crown(self, mask_BN: Tensor, elements: int, zero: bool = False) -> None:
+        """Plain CROWN for the neurons in the mask with adaptive slopes, or with zero slopes."""
         for samples, neurons in self._chunks(mask_BN, elements):
             if neurons.dim() == 1:
                 rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
-                starts = [rows.initial_slopes()]
-                starts += [rows.with_slopes([torch.zeros_like(a) for a in starts[0]])] if also_zero else []
-                value = torch.stack([rows.evaluate(slopes)[0] for slopes in starts]).amax(0)
+                slopes = rows.initial_slopes()
+                slopes = rows.with_slopes([torch.zeros_like(a) for a in slopes]) if zero else slopes
+                value = rows.evaluate(slopes)[0]
                 self._keep(samples, neurons, value[0], -value[1])
             else:
                 relaxations = [r.select(samples) for r in self.relaxations]
                 A_BSN, b_BS, guard_BS = self._start(samples, neurons)
-                starts = [[r.adaptive_BN for r in relaxations]]
-                starts += [[r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]] if also_zero else []
-                values = [
-                    evaluate(
-                        self.net.layers[: self.k], relaxations, self.domain.select(samples), (A_BSN, b_BS), slopes, self.net.gamma
-                    ).value_BS
-                    for slopes in starts
-                ]
-                self._keep_dense(samples, neurons, torch.stack(values).amax(0) - guard_BS)
+                slopes = [r.lower_slope(torch.zeros_like(r.active_BN)) if zero else r.adaptive_BN for r in relaxations]
+                layers, domain = self.net.layers[: self.k], self.domain.select(samples)
+                value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), slopes, self.net.gamma).value_BS
+                self._keep_dense(samples, neurons, value_BS - guard_BS)
 
     def optimise(self, mask_BN: Tensor, elements: int, iterations: int, proven: "Rows") -> None:
         """Search slopes for the neurons in the mask and hand them to `proven`, which evaluates and keeps the bounds."""
@@ -139,7 +150,7 @@ class Rows:
         """Rows +z and -z, [G, 2S, N] on the post-activations below; their constants; and the rounding of both."""
         A_GSN, b_GS = layer_rows(self.net.layers[self.k], neuron_GS)
         scale_GS = torch.gather(self.bounds.scale_BN[samples], 1, neuron_GS)
-        guard = 4 * self.net.gamma * torch.cat([scale_GS, scale_GS], 1)
+        guard = (4 * self.net.gamma + self.net.layers[self.k].lost) * torch.cat([scale_GS, scale_GS], 1)
         return torch.cat([A_GSN, -A_GSN], 1), torch.cat([b_GS, -b_GS], 1), guard
 
     def _keep(self, samples: Tensor, neurons: Tensor, lower_R: Tensor, upper_R: Tensor) -> None:

@@ -55,7 +55,7 @@ def evaluate(
             A_BSN = A_BSN + multipliers[i]
         b_BS = b_BS + A_BSN @ layer.bias_N
         if gamma:
-            b_BS = b_BS - 4 * gamma * weighed(A_BSN, relaxation.scale_BN)
+            b_BS = b_BS - (4 * gamma + layer.lost) * weighed(A_BSN, relaxation.scale_BN, layer.floor)
         A_BSN = layer.transpose(A_BSN.flatten(0, 1)).view(B, S, layer.inputs)
     value_BS, offset_BSN = domain.minimise(A_BSN)
     value_BS = value_BS + b_BS

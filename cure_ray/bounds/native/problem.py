@@ -16,6 +16,7 @@ class NativeProblem:
     domain: Domain
     y_B: Tensor
     usable_B: Tensor  # False where a pixel is NaN or infinite: such samples get NaN margins
+    known: list[LayerBounds] | None = None  # hidden bounds that CROWN has proven, their sizes as its own products need them
     bounds: list[LayerBounds] | None = None
     margins_BS: Tensor | None = None
     slopes: list[Tensor] = field(default_factory=list)  # [B, S, N] float16, where branch and bound starts
@@ -33,6 +34,7 @@ class NativeProblem:
             domain=self.domain.select(index),
             y_B=self.y_B[index],
             usable_B=self.usable_B[index],
+            known=None if self.known is None else [b.select(index) for b in self.known],
             bounds=None if self.bounds is None else [b.select(index) for b in self.bounds],
             margins_BS=None if self.margins_BS is None else self.margins_BS[index],
             slopes=[s[index] for s in self.slopes],
@@ -48,23 +50,29 @@ def visible(margins_BS: Tensor | None) -> Tensor:
     return torch.where(finite_B1, margins_BS, torch.full_like(margins_BS, torch.nan))
 
 
+def joined(size: int, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The rows of the parts where their indices say; NaN elsewhere."""
+    like = parts[0][1]
+    whole = torch.full((size, *like.shape[1:]), torch.nan, dtype=like.dtype, device=like.device)
+    for index, part in parts:
+        whole[index] = part
+    return whole
+
+
+def joined_bounds(size: int, parts: list[tuple[Tensor, list[LayerBounds]]]) -> list[LayerBounds]:
+    whole = []
+    for k, first in enumerate(parts[0][1]):
+        lower, upper, scale = (joined(size, [(i, getattr(b[k], n)) for i, b in parts]) for n in ("lower_BN", "upper_BN", "scale_BN"))
+        whole.append(LayerBounds(lower, upper, scale, first.carried_N))
+    return whole
+
+
 def store(problem: NativeProblem, parts: list[tuple[Tensor, NativeProblem]]) -> None:
     """Gather the hidden bounds, margins and slopes of the batches back into the problem; unusable samples hold NaN."""
     if not parts:
         return
-
-    def joined(tensors: list[Tensor]) -> Tensor:
-        whole = torch.full((problem.size, *tensors[0].shape[1:]), torch.nan, dtype=tensors[0].dtype, device=tensors[0].device)
-        for (index, _), tensor in zip(parts, tensors, strict=True):
-            whole[index] = tensor
-        return whole
-
-    layers = [part.bounds or [] for _, part in parts]
-    problem.bounds = []
-    for k, first in enumerate(layers[0]):
-        lower_BN, upper_BN, scale_BN = (joined([getattr(b[k], name) for b in layers]) for name in ("lower_BN", "upper_BN", "scale_BN"))
-        problem.bounds.append(LayerBounds(lower_BN, upper_BN, scale_BN, first.carried_N))
-    problem.margins_BS = joined([visible(part.margins_BS) for _, part in parts])
+    problem.bounds = joined_bounds(problem.size, [(i, part.bounds or []) for i, part in parts])
+    problem.margins_BS = joined(problem.size, [(i, visible(part.margins_BS)) for i, part in parts])
     for name in ("slopes", "extras", "prices"):
-        lists = [getattr(part, name) for _, part in parts]
-        setattr(problem, name, [joined(list(tensors)) for tensors in zip(*lists, strict=True)])
+        lists = [[(i, t) for t in getattr(part, name)] for i, part in parts]
+        setattr(problem, name, [joined(problem.size, list(tensors)) for tensors in zip(*lists, strict=True)])

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 FLOOR = 2.0**-450
+SINGLE_FLOOR = 2.0**-50  # the same where float32 multiplies: what it loses is below 2^-126
 CEILING = 2.0**450  # magnitudes above it are NaN, which certifies nothing
 LARGEST = 2.0**400  # parameters above it are refused, 2.6e120
 
 
-def floored(size: Tensor) -> Tensor:
+def floored(size: Tensor, floor: float = FLOOR) -> Tensor:
     """Magnitudes raised by the floor, except where there is nothing to lose. In float32, which never decides, they stay."""
-    return torch.where(size > 0, size + FLOOR, size) if size.dtype == torch.float64 else size
+    return torch.where(size > 0, size + floor, size) if size.dtype == torch.float64 else size
 
 
 def capped(size: Tensor) -> Tensor:
@@ -27,6 +28,6 @@ def reach(x: Tensor, eps: float) -> Tensor:
     return capped(floored(x.abs() + eps))
 
 
-def weighed(A_BSN: Tensor, scale_BN: Tensor) -> Tensor:
+def weighed(A_BSN: Tensor, scale_BN: Tensor, floor: float = FLOOR) -> Tensor:
     """|A|.scale with the floor of every coefficient: one that is 0 may have been more before it was rounded, [B, S]."""
-    return torch.matmul(A_BSN.abs(), scale_BN.unsqueeze(-1)).squeeze(-1) + FLOOR * scale_BN.sum(-1, keepdim=True)
+    return torch.matmul(A_BSN.abs(), scale_BN.unsqueeze(-1)).squeeze(-1) + floor * scale_BN.sum(-1, keepdim=True)

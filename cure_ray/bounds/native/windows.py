@@ -71,7 +71,9 @@ class WindowRows:
             A = torch.addcmul(negative * g.upper_slope, A - negative, slopes[i])
             b_2R = b_2R + (A * g.bias).flatten(2).sum(-1)
             if g.scale is not None:
-                b_2R = b_2R - 4 * self.gamma * ((A.abs() * g.scale).flatten(2).sum(-1) + FLOOR * g.scale.flatten(1).sum(-1))
+                layer = self.layers[i]
+                sizes_2R = (A.abs() * g.scale).flatten(2).sum(-1) + layer.floor * g.scale.flatten(1).sum(-1)
+                b_2R = b_2R - (4 * self.gamma + layer.lost) * sizes_2R
             A = self.layers[i].transpose_window(A.flatten(0, 1))
             A = A.reshape(2, rows, *A.shape[1:])
         window = A.shape[2:]
@@ -98,14 +100,14 @@ class WindowRows:
         """The same rows for coupled bounds, flat: [2, R, N]."""
         shapes = [g.bias.shape[1:] for g in self.gathered]
         views = []
-        for g, layer in zip(self.gathered, self.layers, strict=True):
+        for layer, g in zip(self.layers, self.gathered, strict=True):
             lower, upper, centre, radius = g.ball
             unstable, adaptive, slope, bias = (t.flatten(1) for t in (g.unstable, g.adaptive, g.upper_slope, g.bias))
-            scale = None if g.scale is None else g.scale.flatten(1)
+            rounding = None if g.scale is None else (g.scale.flatten(1), layer.lost, layer.floor)
             lower, upper, centre = (t.flatten(1) for t in (lower, upper, centre))
             carried = layer.carried_channels()
             carried = None if carried is None else carried.repeat(g.bias[0, ..., 0].numel())
-            views.append(CoupledLayer.of(lower, upper, centre, radius, (unstable > 0, adaptive, slope), bias, scale, carried))
+            views.append(CoupledLayer.of(lower, upper, centre, radius, (unstable > 0, adaptive, slope), bias, rounding, carried))
 
         def down(i: int, g_2RN: Tensor) -> Tensor:
             return self.layers[i].transpose_window(g_2RN.reshape(-1, *shapes[i])).reshape(*g_2RN.shape[:2], -1)

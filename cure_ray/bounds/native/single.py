@@ -1,0 +1,58 @@
+"""Convolutions in float32 with everything around them in float64: proven bounds at nearly the price of the searching pass.
+
+Double convolutions cost 4 to 9 times as much as single ones. Where a bound has room to spare, a product in float32 proves it as well, if
+what it can lose is paid for: coefficients and kernel are rounded to float32, u = 2^-24, and so is every sum of them, so a product loses at
+most gamma_(n+2) of its magnitudes, where n is the number of terms that meet in one sum (a kernel's), not the width of the network. That
+is charged where the float64 pass charges its own rounding (docs/explanation/soundness.md); sums over neurons, relaxations and the image
+stay in float64.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cure_ray.bounds.arithmetic import exact_arithmetic
+from cure_ray.bounds.native.affine import Affine
+from cure_ray.bounds.native.compiled import Compiled
+
+UNIT = 2.0**-24
+
+
+def with_single_products(net: Compiled) -> Compiled:
+    """The deciding network with its convolutions in float32, or itself where it has none or this machine's do not keep their promise.
+
+    The first layer is read from the image in float64: all bounds rest on it, and it is cheap.
+    """
+    layers = [layer if not layer.is_conv else _single(layer, up=k > 0) for k, layer in enumerate(net.layers)]
+    if layers == net.layers or any(not _promised(quick, exact) for quick, exact in zip(layers, net.layers, strict=True)):
+        return net
+    return Compiled(layers, net.in_shape, net.classes, net.gamma)
+
+
+def _single(layer: Affine, up: bool) -> Affine:
+    terms = layer.kernel[0] * layer.kernel[1] * max(layer.in_shape[0], layer.out_shape[0])
+    # The hundredth pays for the magnitudes, which are multiplied in float32 too, and for the quadratic terms of gamma.
+    return replace(layer, lost=1.01 * (terms + 8) * UNIT, single_up=up, single_down=True, cache={})
+
+
+def _promised(quick: Affine, exact: Affine) -> bool:
+    """Whether sums are rounded by their own terms only. Fast algorithms (Winograd, Fourier) mix the terms of neighbours, and a
+    large neighbour drowns a small sum: so the probes spread over many orders of magnitude. On GPUs the algorithm may change with
+    the size of a batch, which no probe can see: there float64 multiplies."""
+    if quick is exact:
+        return True
+    if exact.weight.device.type != "cpu":
+        return False
+    generator = torch.Generator().manual_seed(0)
+
+    def probe(width: int) -> Tensor:
+        sizes = torch.randint(-20, 20, (5, width), generator=generator).double().exp2()
+        return torch.randn(5, width, generator=generator, dtype=torch.float64) * sizes
+
+    with exact_arithmetic():
+        x, A = probe(exact.inputs), probe(exact.outputs)
+        up = (quick.linear(x) - exact.linear(x)).abs() <= quick.lost * exact.linear(x.abs(), quick.weight_abs)
+        positive = replace(exact, weight=quick.weight_abs, cache={})
+        down = (quick.transpose(A) - exact.transpose(A)).abs() <= quick.lost * positive.transpose(A.abs())
+        return bool(up.all()) and bool(down.all())

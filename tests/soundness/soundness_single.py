@@ -1,0 +1,99 @@
+"""Products in float32 prove only what they pay for: judged at one point, where a bound has no room but its own rounding.
+
+The network is evaluated in float64 by torch; imports of cure_ray happen inside the functions (mutation test).
+"""
+
+import torch
+from soundness_points import preactivations, true_margins
+from torch import Tensor, nn
+
+NOISE = 1e-12  # float64 noise of the judge, as a share of what is compared; what float32 loses is a hundred thousand times as much
+
+
+def convolutions(seed: int = 0, small: float = 1.0, lift: float = 1.0) -> nn.Sequential:
+    """Two convolutions whose neurons see a part of the image, one that sees all of it, two layers of neurons; no number fits float32.
+    With `small` the first layer is lost to float32 altogether, and the next two lift what it says again."""
+    from cure_ray.networks.models import Network
+
+    torch.manual_seed(seed)
+    maps = [nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 5, 3, 2, 1), nn.Conv2d(5, 4, 4, padding=1), nn.Linear(144, 12), nn.Linear(12, 4)]
+    layers = [m for affine in maps for m in (*([nn.Flatten()] if affine is maps[3] else []), affine, nn.ReLU())][:-1]
+    network = Network(layers, (2, 14, 14), 4).double().eval()
+    with torch.no_grad():
+        maps[0].weight.mul_(small).add_(1e-9 * small)
+        maps[0].bias.mul_(small)
+        for k in (1, 2):
+            maps[k].weight.mul_(lift)
+            maps[k].bias.mul_(small * lift**k)
+    return network
+
+
+def check_single() -> None:
+    for norm in ("linf", "l2"):
+        _check_point(convolutions(0), norm)
+    _check_point(convolutions(1, 1e-42, 3e18), "linf")
+    _check_share()
+
+
+def _inside(values_BN: Tensor, lower_BN: Tensor, upper_BN: Tensor, what: str) -> None:
+    assert bool(torch.isfinite(lower_BN).all() & torch.isfinite(upper_BN).all()), f"{what}: nothing is proven"
+    noise = NOISE * values_BN.abs().amax()
+    assert bool((lower_BN <= values_BN + noise).all()), f"{what}: a value below its lower bound"
+    assert bool((upper_BN >= values_BN - noise).all()), f"{what}: a value above its upper bound"
+
+
+def _check_point(network: nn.Sequential, norm: str) -> None:
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.bounds.native.intermediate import Rows
+    from cure_ray.bounds.native.linear import best_of_slopes
+    from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_layer, margin_rows
+    from cure_ray.threats.balls import Ball
+
+    engine = NativeEngine(network, "cpu")
+    net = engine.prove
+    assert net is not engine.decide, "float32 products are not used"
+    x, y = torch.rand(2, 2, 14, 14, generator=torch.Generator().manual_seed(3), dtype=torch.float64), torch.arange(2)
+    problem = engine.problem(x, y, Ball(norm, 1e-12))
+    truth = preactivations(network, x)
+    pairs = zip(interval_bounds(engine.decide, problem.domain), interval_bounds(net, problem.domain), strict=True)
+    exact = [LayerBounds(e.lower_BN, e.upper_BN, b.scale_BN) for e, b in pairs]  # one point: CROWN on these is exact but for rounding
+    for k in range(1, net.hidden):
+        _inside(truth[k], *_ends(interval_layer(net.layers[k], exact[k - 1], net.gamma)), f"interval, layer {k}")
+        far = torch.full_like(truth[k], 4 * float(truth[k].abs().max()))
+        scale = interval_layer(net.layers[k], exact[k - 1], net.gamma).scale_BN
+        whole, every = LayerBounds(-far, far, scale), torch.ones_like(far, dtype=torch.bool)
+        relaxations = [Relaxation.of(b) for b in exact[:k]]
+        rows = Rows(net, k, relaxations, whole, problem.domain)
+        rows.crown(every, 1_000_000)
+        _inside(truth[k], *_ends(rows.bounds), f"CROWN, layer {k}")
+        low = [Relaxation.of(b.to(torch.float32)) for b in exact[:k]]
+        tried = Rows(engine.search, k, low, whole.to(torch.float32), problem.domain.to(torch.float32))
+        rows = Rows(net, k, relaxations, whole, problem.domain)
+        tried.optimise(every, 1_000_000, 1, rows)
+        _inside(truth[k], *_ends(rows.bounds), f"optimised, layer {k}")
+    C_BSK = margin_rows(y, 4, torch.float64)
+    found = best_of_slopes(net, problem.domain, exact, [Relaxation.of(b) for b in exact], C_BSK)
+    margins = true_margins(truth[-1], y)
+    assert bool((found <= margins + NOISE * margins.abs().amax()).all()), "a margin above the true one"
+
+
+def _ends(bounds: object) -> tuple[Tensor, Tensor]:
+    return bounds.lower_BN, bounds.upper_BN
+
+
+def _check_share() -> None:
+    """What is charged covers the longest sum of a kernel in either direction, and kernels that mix sums are found out."""
+    from dataclasses import replace
+
+    from cure_ray.bounds.native.compiled import compile_network
+    from cure_ray.bounds.native.single import _promised, with_single_products
+    from cure_ray.networks.models import Network
+
+    for inputs, outputs in ((3, 40), (40, 3)):
+        layers = [nn.Conv2d(inputs, outputs, 5), nn.ReLU(), nn.Flatten(), nn.Linear(outputs * 4, 2)]
+        exact = compile_network(Network(layers, (inputs, 6, 6), 2).eval(), (inputs, 6, 6)).to(torch.device("cpu"), torch.float64)
+        quick = with_single_products(exact).layers[0]
+        unit = (25 * 40 + 2) * 2.0**-24
+        assert quick.lost >= unit / (1 - unit), "less is charged than a product in float32 may lose"
+        assert not quick.single_up, "the first layer is read in float32"
+        assert not _promised(replace(quick, weight=quick.weight + 1e-3), exact.layers[0]), "a wrong kernel was believed"
