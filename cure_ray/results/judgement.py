@@ -14,6 +14,7 @@ import numpy as np
 from cure_ray.errors import UserError
 from cure_ray.results.frames import Loaded
 from cure_ray.results.tables import accuracy_table
+from cure_ray.threats.text import read_threats
 from cure_ray.zoo.published import UNION, Figure, Published, find_published
 
 FORMAT = "cure_ray-judgement-1"
@@ -154,17 +155,31 @@ def _sentence(gap: Gap) -> str:
     return f"{gap.threat}: between {proven:g} and {standing:g} as published, {standing - proven:.1f} points open; here {now}."
 
 
-def read_judgement(path: Path) -> Judgement:
-    """What was written; UserError if it is something else. Its published figures are those the description has now."""
+def read_judgement(path: Path, described: Mapping[str, Published] | None = None) -> Judgement:
+    """What was written; UserError if it is something else, or about another protocol than its description has now.
+
+    The published figures are the description's: that of its name among `described`, by default among those that are shipped.
+    """
     try:
         data = json.loads(path.read_text())
         figures = tuple(Measured(m["what"], m["threat"], m["count"], m["n"], m["low"], m["high"]) for m in data["figures"])
         known = {f.name: data[f.name] for f in fields(Judgement) if f.name not in ("published", "figures")}
+        name, threats, dataset = str(data["name"]), str(data["threats"]), data["data"]["name"]
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']!r}")
+        if not all(0 <= m.count <= m.n for m in figures):
+            raise ValueError("a count of images that is not between 0 and n")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no judgement of format {FORMAT} ({type(error).__name__}: {error})") from None
-    return Judgement(find_published(data["name"]), **known, figures=figures)
+    published = find_published(name) if described is None else described.get(name)
+    if published is None:
+        raise UserError(f"{path} judges {name!r}, which no file describes")
+    if dataset != published.data.name or {*map(str, read_threats(threats))} != {*map(str, published.protocol.read())}:
+        raise UserError(
+            f"{path} judges {name} on {dataset} under {threats}, its description says {published.data.name} under "
+            f"{published.protocol.threats}: another protocol. Judge it again."
+        )
+    return Judgement(published, **known, figures=figures)
 
 
 def judgements_page(folder: Path) -> str:

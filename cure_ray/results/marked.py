@@ -14,7 +14,7 @@ from cure_ray.results.cards import protocol_key, read_results
 from cure_ray.results.judgement import Measured, measured
 from cure_ray.threats.text import read_threats
 from cure_ray.zoo.manifest import Entry, read_manifest
-from cure_ray.zoo.published import UNION, Figure, Published, all_published
+from cure_ray.zoo.published import UNION, Figure, Published, all_published, strongest
 
 _SECTION = re.compile(r"(<!-- zoo:(\w+)([^\n]*?) -->\n).*?(<!-- /zoo -->)", re.S)
 
@@ -67,7 +67,7 @@ def recertified_table(zoo: Path, names: Sequence[str]) -> str:
         threats = [str(t) for t in read_threats(entry.threats)]
         headline = UNION if len(threats) > 1 else threats[0]
         now, standing = _found(figures, "certified", headline), _found(figures, "not broken", headline)
-        before = _best(described.figures, "certified", headline)
+        before = strongest(described.figures, "certified", headline)
         said = f"{before.value:g}" + (f" ({before.certifier})" if before.certifier else "") if before else ""
         ends = f"{now.low:.1f} to {now.high:.1f}"
         cells = [entry.title, entry.threats, said, f"{now.value:.1f}", ends, f"{standing.value:.1f}", str(now.n)]
@@ -91,17 +91,12 @@ def _proven(entry: Entry, figures: Sequence[Measured], columns: Sequence[str], h
 
 def _printed(described: Published, columns: Sequence[str], headline: str) -> str:
     claim = "published" if described.recomputable else "claimed"
-    best = _best(described.figures, "certified", headline)
+    best = strongest(described.figures, "certified", headline)
     by = f" ({best.certifier})" if best and best.certifier else ""
-    cells = [_value(_best(described.figures, "certified", column)) for column in columns]
-    ends = [_value(_best(described.figures, what, threat)) for what, threat in (("clean", None), ("not broken", headline))]
+    cells = [_value(strongest(described.figures, "certified", column)) for column in columns]
+    ends = [_value(strongest(described.figures, what, threat)) for what, threat in (("clean", None), ("not broken", headline))]
     n = str(best.n) if best and best.n else ""
     return "| " + " | ".join([f"{described.title}, {claim}{by}", ends[0], *cells, "", ends[1], n]) + " |"
-
-
-def _best(figures: Sequence[Figure], what: str, threat: str | None) -> Figure | None:
-    own = [f for f in figures if (f.what, f.threat) == (what, threat)]
-    return (min if what == "not broken" else max)(own, key=lambda f: f.value) if own else None
 
 
 def _value(figure: Figure | None) -> str:

@@ -4,6 +4,7 @@ One YAML file each in `published/`; no weights are shipped. Torch-free: `archite
 """
 
 import functools
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -135,6 +136,12 @@ class Figure(Model):
             (found,) = read_threats(str(self.threat))
             object.__setattr__(self, "threat", str(found))  # as a store writes it
         return self
+
+
+def strongest(figures: Sequence[Figure], what: str, threat: str | None) -> Figure | None:
+    """Of several printed numbers the one that says most: the largest proof, the attack that leaves least."""
+    own = [f for f in figures if (f.what, f.threat) == (what, threat)]
+    return (min if what == "not broken" else max)(own, key=lambda f: f.value) if own else None
 
 
 class Published(Model):

@@ -192,8 +192,8 @@ def test_a_judgement_is_a_recertified_row_unless_the_zoo_has_its_store(zoo: Path
         ({"threats": "linf=0.1,l2=0.5,l1=0.7"}, "another protocol"),
         ({"name": "nobody"}, "which no file describes"),
         ({"weights": {"file": "x", "sha256": "2" * 64, "recognised": "not verified"}}, "judges another network"),
-        ({"format": "cure_ray-judgement-9"}, "is not a judgement"),
-        ({"figures": [{"what": "clean", "threat": None, "count": -1, "n": 30}]}, "is not a judgement"),
+        ({"format": "cure_ray-judgement-9"}, "is no judgement"),
+        ({"figures": [{"what": "clean", "threat": None, "count": -1, "n": 30}]}, "is no judgement"),
     ],
 )
 def test_a_judgement_of_something_else_is_refused(changes: dict[str, object], says: str, tmp_path: Path) -> None:

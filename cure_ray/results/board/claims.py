@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, read_protocol
-from cure_ray.zoo.published import UNION, Published
+from cure_ray.zoo.published import UNION, Published, strongest
 from cure_ray.zoo.published import Figure as Printed
 
 
@@ -16,9 +16,12 @@ def published_rows(described: Published) -> list[Row]:
     place = _place(described)
     rows = []
     for certifier in certifiers or [None]:
-        proven = [f for f in described.figures if f.what == "certified" and f.certifier == certifier]
-        attacked = [f for f in described.figures if f.what == "not broken"]
-        union = _one(proven, headline, place)
+        own = [f for f in described.figures if f.what != "certified" or f.certifier == certifier]
+
+        def found(what: str, threat: str | None, own: Sequence[Printed] = own) -> Figure | None:
+            return _figure(strongest(own, what, threat), place)
+
+        union = found("certified", headline)
         rows.append(
             Row(
                 anchor="-".join([described.name, "published", *([_slug(certifier)] if len(certifiers) > 1 else [])]),
@@ -28,12 +31,10 @@ def published_rows(described: Published) -> list[Row]:
                 by=described.authors,
                 kind="published",
                 certifier=certifier or "not stated",
-                clean=_one([f for f in described.figures if f.what == "clean"], None, place),
+                clean=found("clean", None),
                 union=union,
-                bound=_one(attacked, headline, place),
-                balls=tuple(
-                    Ball(n, e, _one(proven, _threat(n, e), place), _one(attacked, _threat(n, e), place)) for n, e in protocol.balls
-                ),
+                bound=found("not broken", headline),
+                balls=tuple(Ball(n, e, found("certified", _threat(n, e)), found("not broken", _threat(n, e))) for n, e in protocol.balls),
                 n=union.n if union else described.data.n,
                 year=described.year,
                 recomputable=described.recomputable,
@@ -59,13 +60,10 @@ def _slug(text: str | None) -> str:
     return "".join(c if c.isalnum() else "-" for c in (text or "").lower())
 
 
-def _one(figures: Sequence[Printed], threat: str | None, place: str) -> Figure | None:
-    """Of several printed numbers the one that says most: the strongest proof of a certifier, the strongest attack of anybody."""
-    own = [f for f in figures if f.threat == threat]
-    if not own:
+def _figure(printed: Printed | None, place: str) -> Figure | None:
+    if printed is None:
         return None
-    best = (min if own[0].what == "not broken" else max)(own, key=lambda f: f.value)
-    return figure([best.value], best.n, best.source + (f"; {best.certifier}" if best.certifier else ""), place)
+    return figure([printed.value], printed.n, printed.source + (f"; {printed.certifier}" if printed.certifier else ""), place)
 
 
 def _facts(described: Published) -> tuple[tuple[str, str], ...]:

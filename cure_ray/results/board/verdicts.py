@@ -9,7 +9,8 @@ from typing import Any
 
 from cure_ray.errors import UserError
 from cure_ray.results.board.rows import Ball, Figure, Link, Protocol, Row, figure, read_protocol
-from cure_ray.results.frames import Loaded, find_stores, load, read_verdicts
+from cure_ray.results.cards import read_results
+from cure_ray.results.frames import Loaded, find_stores, read_verdicts
 from cure_ray.results.report.sources import href
 from cure_ray.results.report.words import facts
 from cure_ray.results.study import recipe
@@ -42,7 +43,7 @@ def judge(zoo: Path, entry: Entry) -> Judged:
             f"{entry.name}: the manifest says {entry.dataset} under {protocol.threats}, but {store} holds verdicts on {there}: a store of "
             "another protocol. Certify the network under the manifest's, or correct the manifest."
         )
-    loaded = load(store, [f"{norm}={eps!r}" for norm, eps in protocol.balls])
+    loaded = read_results(folder, entry)
     block = loaded.study.entries[0].evaluation
     known = (("networks", 1, len(loaded.study.entries)), ("n", entry.n, block.n), ("identity", entry.identity, block.checkpoint))
     for what, said, found in known:
