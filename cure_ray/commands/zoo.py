@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cure_ray.commands.train import DataDirOption
+from cure_ray.errors import UserError
 
 ZooOption = Annotated[Path | None, typer.Option("--zoo", help="Its directory; default: $CURE_RAY_ZOO, else `zoo/` of the checkout.")]
 DataOption = Annotated[Path | None, typer.Option(help=".npz with the images a published network was judged on, where they were chosen.")]
@@ -36,7 +37,7 @@ def zoo(context: typer.Context, directory: ZooOption = None) -> None:
 
 @app.command("certify")
 def certify(
-    name: Annotated[str, typer.Argument(help="A network of the zoo.")],
+    name: Annotated[str | None, typer.Argument(help="A network of the zoo; without one, every network whose weights are in it.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Only so many of its images; default: all it has verdicts of.")] = None,
     few: Annotated[bool, typer.Option("--few", help="Only the images kept in the zoo: needs no data set.")] = False,
     weights: Annotated[Path | None, typer.Option(help="The authors' file, for a published network.")] = None,
@@ -45,21 +46,31 @@ def certify(
     directory: ZooOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Certify a network of the zoo again, with the settings of its verdicts, and compare every one of them.
+    """Certify a network of the zoo again, or all of them, with the settings of its verdicts, and compare every one of them.
 
     Nothing is written. Any difference is named and ends with exit code 1.
     """
     from cure_ray.api.request import Execution
     from cure_ray.api.zoo import Hand, recertify
+    from cure_ray.zoo.manifest import find_zoo, read_manifest
 
-    found = recertify(name, directory, samples, few, Hand(weights, data, data_dir), Execution(workers=workers))
-    for difference in found.differences:
-        print(difference)
-    if found.differences:
+    if name is None and (weights is not None or data is not None):
+        raise UserError("--weights and --data are about one published network: name it")
+    entries = read_manifest(find_zoo(directory)).entries
+    missing = [entry.name for entry in entries if name is None and entry.published]
+    wrong = 0
+    for one in [name] if name is not None else [entry.name for entry in entries if not entry.published]:
+        found = recertify(one, directory, samples, few, Hand(weights, data, data_dir), Execution(workers=workers))
+        for difference in found.differences:
+            print(f"{one}: {difference}")
+        wrong += len(found.differences)
         contradictions = sum(d.contradiction for d in found.differences)
-        print(f"{name}: {len(found.differences)} of {found.rows} verdicts differ, {contradictions} of them contradictions")
+        as_in = f"{len(found.differences)} of {found.rows} verdicts differ, {contradictions} of them contradictions"
+        print(f"{one}: {as_in if found.differences else f'all {found.rows} verdicts are as in the zoo'}")
+    if missing:
+        print(f"not certified again, since their weights are their authors': {', '.join(missing)}")
+    if wrong:
         raise typer.Exit(1)
-    print(f"{name}: all {found.rows} verdicts are as in the zoo")
 
 
 @app.command("add")

@@ -1,17 +1,19 @@
 """Tables in documents that are written from the zoo, not by hand: what stands between two marks is replaced by what the stores say.
 
 `<!-- zoo:protocol mnist linf=0.1,l2=0.3,l1=1 -->` ... `<!-- /zoo -->` holds every network under that protocol: those of the zoo with what
-is proven of them, then the published figures. `<!-- zoo:recertified NAME NAME -->` holds networks of others, what was proven before beside
-what is proven now; without names, all there are.
+is proven of them (one row for the seeds of one title), then the published figures. `<!-- zoo:recertified NAME NAME -->` holds networks
+of others, what was proven before beside what is proven now; without names, all there are.
 """
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cure_ray.errors import UserError
 from cure_ray.results.cards import protocol_key, read_results
 from cure_ray.results.judgement import Measured, measured
+from cure_ray.results.statistics import wilson
 from cure_ray.threats.text import read_threats
 from cure_ray.zoo.manifest import Entry, read_manifest
 from cure_ray.zoo.published import UNION, Figure, Published, all_published, strongest
@@ -39,13 +41,15 @@ def protocol_table(zoo: Path, dataset: str, threats: str) -> str:
     """Every network under one protocol, as Markdown; certified accuracies in %, ours before those that were published."""
     wanted, names = protocol_key(dataset, threats), [str(t) for t in read_threats(threats)]
     headline = UNION if len(names) > 1 else names[0]
-    entries = [e for e in read_manifest(zoo).entries if protocol_key(e.dataset, e.threats) == wanted]
-    proven = [(e, measured(read_results(zoo / e.folder, e))) for e in entries]
-    proven.sort(key=lambda pair: -_found(pair[1], "certified", headline).value)
+    groups = dict[tuple[str, str, int], list[Proven]]()
+    for e in read_manifest(zoo).entries:
+        if protocol_key(e.dataset, e.threats) == wanted:
+            groups.setdefault((e.kind, e.title, e.n), []).append(Proven(e, measured(read_results(zoo / e.folder, e))))
+    proven = sorted(groups.values(), key=lambda group: -_mean(group, "certified", headline))
     columns = [*names, *([UNION] if headline == UNION else [])]
     head = ["certified, %", "clean", *columns, "95 % interval", "not broken", "images"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += [_proven(entry, figures, columns, headline) for entry, figures in proven]
+    lines += [_proven(group, columns, headline) for group in proven]
     for described in all_published().values():
         if protocol_key(described.data.name, described.protocol.threats) == wanted and described.figures:
             lines.append(_printed(described, columns, headline))
@@ -79,14 +83,33 @@ def _found(figures: Sequence[Measured], what: str, threat: str | None) -> Measur
     return next(m for m in figures if (m.what, m.threat) == (what, threat))
 
 
-def _proven(entry: Entry, figures: Sequence[Measured], columns: Sequence[str], headline: str) -> str:
-    best = _found(figures, "certified", headline)
-    cells = [f"{_found(figures, 'certified', column).value:.1f}" for column in columns]
-    seeds = f", seed {', '.join(map(str, entry.seeds))}" if entry.seeds else ", certified here"
-    ends = f"{best.low:.1f} to {best.high:.1f}"
-    broken = f"{_found(figures, 'not broken', headline).value:.1f}"
-    clean = f"{figures[0].value:.2f} ({figures[0].n} images)"
-    return "| " + " | ".join([f"{entry.title}{seeds}", clean, *cells, ends, broken, str(best.n)]) + " |"
+@dataclass(frozen=True)
+class Proven:
+    """A network of the zoo with its numbers."""
+
+    entry: Entry
+    figures: tuple[Measured, ...]
+
+
+def _mean(group: Sequence[Proven], what: str, threat: str | None) -> float:
+    return sum(_found(p.figures, what, threat).value for p in group) / len(group)
+
+
+def _proven(group: Sequence[Proven], columns: Sequence[str], headline: str) -> str:
+    """One row for networks of one title: those of several seeds, by their mean, and the union of each in the order of seeds."""
+    group = sorted(group, key=lambda p: p.entry.seeds)
+    first, seeds = group[0], [seed for p in group for seed in p.entry.seeds]
+    said = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ", certified here"
+    n, union = _found(first.figures, "certified", headline).n, _mean(group, "certified", headline)
+    low, high = wilson(union * n / 100, n)
+    unions = ", ".join(f"{_found(p.figures, 'certified', headline).value:.1f}" for p in group)
+    each = f" ({unions})" if len(group) > 1 else ""
+    cells = [f"{_mean(group, 'certified', column):.1f}{each * (column == headline)}" for column in columns]
+    clean = f"{sum(p.figures[0].value for p in group) / len(group):.2f} ({first.figures[0].n} images)"
+    ends = f"{100 * float(low):.1f} to {100 * float(high):.1f}"
+    return (
+        "| " + " | ".join([f"{first.entry.title}{said}", clean, *cells, ends, f"{_mean(group, 'not broken', headline):.1f}", str(n)]) + " |"
+    )
 
 
 def _printed(described: Published, columns: Sequence[str], headline: str) -> str:

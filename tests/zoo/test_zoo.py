@@ -22,6 +22,7 @@ from cure_ray.certification.verdict import Status
 from cure_ray.cli import main
 from cure_ray.errors import UserError
 from cure_ray.results.cards import card
+from cure_ray.results.marked import protocol_table
 from cure_ray.results.schema import from_table
 from cure_ray.results.store import Store
 from cure_ray.threats import Ball
@@ -97,6 +98,16 @@ def test_verdicts_come_out_again_on_all_images_and_on_the_few_that_are_kept(made
     assert len(set(statuses)) > 1
 
 
+def test_networks_of_one_title_are_one_row_of_a_table_by_their_mean(made: Path, zoo: Path) -> None:
+    offered(made, zoo)
+    offered(made, zoo, name="digits-max-again")
+    entry = read_manifest(zoo).find("digits-max")
+    union = f"{100 * cure_ray.load_results(made / 'results').union:.1f}"
+    row = protocol_table(zoo, "digits", entry.threats).splitlines()[-1]
+    assert row.startswith("| Max on digits, seeds 0, 0 |")
+    assert f"| {union} ({union}, {union}) |" in row
+
+
 def test_a_verdict_that_differs_is_named_and_ends_with_exit_code_one(
     made: Path, zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +143,7 @@ def test_the_command_lists_adds_and_certifies(
     monkeypatch.setenv("CURE_RAY_ZOO", str(zoo))
     arguments = ("add", made / "run", made / "results", "--name", "digits-max", "--title", "Max on digits")
     assert run(monkeypatch, *arguments) == 0
-    assert run(monkeypatch, "certify", "digits-max", "--few") == 0
+    assert run(monkeypatch, "certify", "--few") == 0  # all there are
     assert run(monkeypatch) == 0
     printed = capsys.readouterr().out
     assert "digits-max: all 24 verdicts are as in the zoo" in printed
@@ -141,6 +152,7 @@ def test_the_command_lists_adds_and_certifies(
     for bad, said in (
         (arguments, "is there already"),
         (("certify", "digits-min"), "Did you mean 'digits-max'?"),
+        (("certify", "--weights", "w.mat"), "are about one published network: name it"),
         (("add", "nothing", made / "results", "--name", "x", "--title", "X"), "no published network 'nothing'"),
         (("add", made / "run", made, "--name", "x", "--title", "X"), "holds no results"),
     ):
