@@ -12,15 +12,15 @@ _RADIUS = 8.5
 
 
 def chart(rows: Sequence[Row], numbers: Mapping[str, int]) -> Markup:
-    """Empty where no row has both accuracies. Every point is a link to what it rests on, and bears its row's number."""
+    """Every point is a link to what it rests on, and bears its row's number. Empty for fewer than two: there is no front of one."""
     drawn = [r for r in rows if r.clean and r.union]
-    if not drawn:
+    if len(drawn) < 2:
         return Markup("")
     xs = [r.clean.percent for r in drawn if r.clean]
     ys = [v for r in drawn for v in _range(r)]
     pad_x, pad_y = max(0.6, 0.08 * (max(xs) - min(xs))), max(1.0, 0.08 * (max(ys) - min(ys)))
     x, y = (max(0.0, min(xs) - pad_x), min(100.0, max(xs) + pad_x)), (max(0.0, min(ys) - pad_y), min(100.0, max(ys) + pad_y))
-    frame = Frame(460, 330, x, y)
+    frame = Frame(460, 330, x, y, left=56)
     headline = rows[0].protocol.headline
     body = [frame.axes("clean accuracy, %", f"{headline}, %")]
     for kind, own in (("front", [r for r in drawn if r.proven]), ("front claimed", [r for r in drawn if not r.proven])):

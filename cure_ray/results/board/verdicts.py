@@ -124,7 +124,8 @@ def _common(titles: Sequence[str]) -> str:
 def _facts(group: Sequence[Judged], described: Published | None) -> tuple[tuple[str, str], ...]:
     first = group[0]
     found = [("paper", f"{described.authors}: {described.paper}"), ("network", described.network)] if described else []
-    found += [(name, text) for name, text in facts(first.loaded, first.loaded.study) if name not in ("seeds", "certification time")]
+    said = {"seeds", "certification time"} | ({"trained on", "network"} if described else set())  # below, or by the description
+    found += [(name, text) for name, text in facts(first.loaded, first.loaded.study) if name not in said]
     for j in group:
         seeds = ", ".join(map(str, j.entry.seeds))
         if seeds:
