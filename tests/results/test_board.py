@@ -37,7 +37,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(zoo: Path) -> dict[str, Row]:
-    return {r.anchor: r for r in board_rows(Sources({"toy": TOY}, zoo), zoo.parent / "docs" / "board.html")}
+    return {r.name: r for r in board_rows(Sources({"toy": TOY}, zoo), zoo.parent / "docs" / "board.html")}
 
 
 def counted(name: str, seed: int) -> dict[str, float]:
@@ -148,6 +148,15 @@ def test_the_front_is_what_nobody_beats_in_both(rows: dict[str, Row]) -> None:
     assert [r.clean.percent for r in front if r.clean] == sorted(r.clean.percent for r in front if r.clean)
 
 
+def test_an_address_that_is_a_program_is_no_link_and_a_name_of_the_page_stays_its_own() -> None:
+    text = board_helpers.DESCRIPTION.replace("https://example.org/toy", "javascript:alert(1)").replace(", arXiv 2001.00001", "")
+    page = render(published_rows(parse_published(text.replace("name: toy", "name: data"), "data.yaml")), DAY)
+    assert 'href="javascript:' not in page
+    assert page.count('id="data"') == 1
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
 def test_radii_are_written_as_people_write_them() -> None:
     assert [radius(e) for e in (0.1, 0.5, 1.0, 24 / 255, 8 / 255, 0.25)] == ["0.1", "0.5", "1", "24/255", "8/255", "0.25"]
 
@@ -181,9 +190,9 @@ def test_a_judgement_is_a_recertified_row_unless_the_zoo_has_its_store(zoo: Path
     assert row.source.href == "board/toy.json"
     page = tmp_path / "docs" / "board.html"
     without = board_rows(Sources({"toy": TOY}, judgements=path.parent), page)
-    assert [r.anchor for r in without if r.kind == "recertified"] == ["toy"]
+    assert [r.name for r in without if r.kind == "recertified"] == ["toy"]
     both = board_rows(Sources({"toy": TOY}, zoo, path.parent), page)
-    assert [r.anchor for r in both if r.kind == "recertified"] == ["toy-again"]
+    assert [r.name for r in both if r.kind == "recertified"] == ["toy-again"]
 
 
 @pytest.mark.parametrize(

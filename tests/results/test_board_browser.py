@@ -120,7 +120,7 @@ def test_the_keyboard_sorts_opens_what_a_number_rests_on_and_comes_back(opened: 
     assert opened.execute_script("return document.getElementById('panel').contains(document.activeElement)")
     assert "cure-ray certify linf" in panel.text
     assert "SHA-256" in panel.text
-    assert opened.execute_script("return location.hash") == "#linf"
+    assert opened.execute_script("return location.hash") == "#net-linf"
     opened.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not panel.is_displayed()
     assert opened.switch_to.active_element == number
@@ -192,7 +192,7 @@ def scriptless(browser: Any, page: Path) -> Iterator[Any]:
     browser_helpers.look(browser, 1400)
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     browser.get("about:blank")  # else only the address would change
-    browser.get(page.as_uri() + "#linf")
+    browser.get(page.as_uri() + "#net-linf")
     yield browser
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
@@ -203,4 +203,4 @@ def test_without_its_script_it_is_a_plain_table_whose_numbers_lead_to_their_sour
     links = scriptless.find_elements("css selector", ".protocol td.n a")
     anchors = {a.get_attribute("id") for a in scriptless.find_elements("css selector", "article.source")}
     assert {a.get_attribute("href").rpartition("#")[2] for a in links} <= anchors
-    assert scriptless.find_element("id", "linf").is_displayed()
+    assert scriptless.find_element("id", "net-linf").is_displayed()

@@ -86,7 +86,7 @@ def board_rows(sources: Sources, page: Path) -> list[Row]:
         rows += [row for row in judged if row.network not in stored]
     if not rows:
         raise UserError("no network is described and the zoo is empty: there is nothing to put on a board")
-    twice = [name for name, times in Counter(row.anchor for row in rows).items() if times > 1]
+    twice = [name for name, times in Counter(row.name for row in rows).items() if times > 1]
     if twice:
         raise UserError(f"two networks are called {twice[0]}; every row of the board has a name of its own")
     ordered = in_order(rows)
@@ -98,7 +98,7 @@ def render(rows: Sequence[Row], made: date) -> str:
     numbers, sections = dict[str, int](), list[Section]()
     for protocol in protocols(rows):
         own = tuple(row for row in rows if row.protocol == protocol)
-        numbers |= {row.anchor: i + 1 for i, row in enumerate(own)}
+        numbers |= {row.name: i + 1 for i, row in enumerate(own)}
         sections.append(Section(protocol, own, chart(own, numbers)))
     records = [data.record(row) for row in rows]
     edition = data.fingerprint(records)

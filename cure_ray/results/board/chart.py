@@ -28,7 +28,7 @@ def chart(rows: Sequence[Row], numbers: Mapping[str, int]) -> Markup:
         body += [stairs(frame, points, kind)] if points else []
     printed = {r.network: r for r in reversed(drawn) if not r.proven}  # of several certifiers the one that proved most: rows are in order
     body += [_same(frame, printed[r.network], r) for r in drawn if r.proven and r.network in printed]
-    body += [_mark(frame, r, numbers[r.anchor]) for r in sorted(drawn, key=lambda r: r.proven)]
+    body += [_mark(frame, r, numbers[r.name]) for r in sorted(drawn, key=lambda r: r.proven)]
     svg = frame.wrap(f"{rows[0].protocol.title}: {headline} against clean accuracy", "".join(body), "points")
     return Markup(str(svg).replace('role="img"', 'role="group"', 1))  # its points are links, which an image would hide
 
@@ -70,7 +70,7 @@ def _mark(frame: Frame, row: Row, number: int) -> str:
     parts.append(shape(row.kind, x, y))
     parts.append(f'<text text-anchor="middle" x="{x:.1f}" y="{y + 3.6:.1f}">{number}</text>')
     said = escape(words(row), quote=True)
-    link = f'class="point {row.kind}" href="#{row.anchor}" data-row="{row.anchor}" aria-label="{said}"'
+    link = f'class="point {row.kind}" href="#{row.anchor}" data-row="{row.name}" aria-label="{said}"'
     return f"<a {link}><title>{said}</title>{''.join(parts)}</a>"
 
 

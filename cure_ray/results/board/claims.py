@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, read_protocol
+from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, on_the_web, read_protocol
 from cure_ray.zoo.published import UNION, Published, strongest
 from cure_ray.zoo.published import Figure as Printed
 
@@ -24,7 +24,7 @@ def published_rows(described: Published) -> list[Row]:
         union = found("certified", headline)
         rows.append(
             Row(
-                anchor="-".join([described.name, "published", *([_slug(certifier)] if len(certifiers) > 1 else [])]),
+                name="-".join([described.name, "published", *([_slug(certifier)] if len(certifiers) > 1 else [])]),
                 protocol=protocol,
                 network=described.name,
                 title=described.title,
@@ -49,7 +49,7 @@ def published_rows(described: Published) -> list[Row]:
 def _place(described: Published) -> str:
     """Where a reader can go: to the paper if its address is known, else to where the weights are."""
     number = re.search(r"arXiv[ :]*(\d{4}\.\d{4,5})", described.paper)
-    return f"https://arxiv.org/abs/{number[1]}" if number else described.source.url if described.source else ""
+    return f"https://arxiv.org/abs/{number[1]}" if number else on_the_web(described.source.url) if described.source else ""
 
 
 def _threat(norm: str, eps: float) -> str:

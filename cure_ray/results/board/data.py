@@ -17,7 +17,7 @@ def record(row: Row) -> Record:
     """One row with the same keys whatever is known of it; percentages with two decimals, what is unknown is empty."""
     balls = {ball.norm: ball for ball in row.balls}
     out: Record = {
-        "id": row.anchor, "dataset": row.protocol.dataset, "threats": row.protocol.threats, "network": row.network, "title": row.title,
+        "id": row.name, "dataset": row.protocol.dataset, "threats": row.protocol.threats, "network": row.network, "title": row.title,
         "kind": row.kind, "certifier": row.certifier,
     }  # fmt: skip
     out |= _numbers("certified", row.union, interval=True) | _numbers("not_broken", row.bound) | _numbers("clean", row.clean, interval=True)

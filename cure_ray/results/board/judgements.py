@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cure_ray.errors import UserError
-from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, read_protocol
+from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, on_the_web, read_protocol
 from cure_ray.results.judgement import Judgement, read_judgement
 from cure_ray.results.report.sources import href
 from cure_ray.zoo.published import UNION, Published
@@ -28,7 +28,7 @@ def judged_row(path: Path, published: Mapping[str, Published], page: Path) -> Ro
 
     union, bound = number("certified", whole), number("not broken", whole)
     return Row(
-        anchor=described.name,
+        name=described.name,
         protocol=protocol,
         network=described.name,
         title=described.title,
@@ -46,7 +46,7 @@ def judged_row(path: Path, published: Mapping[str, Published], page: Path) -> Ro
         facts=_facts(read),
         commands=(read.command,),
         source=place,
-        links=(place, *([Link(described.source.url, described.source.url)] if described.source else [])),
+        links=(place, *([Link(described.source.url, on_the_web(described.source.url))] if described.source else [])),
     )  # fmt: skip
 
 

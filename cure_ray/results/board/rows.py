@@ -107,15 +107,22 @@ class Ball:
 
 @dataclass(frozen=True)
 class Link:
+    """Something to look up, and its address where there is one."""
+
     text: str
     href: str = ""
+
+
+def on_the_web(url: str) -> str:
+    """An address that a file names, if it is one of the web: under other schemes a link may be a program."""
+    return url if url.startswith(("https://", "http://")) else ""
 
 
 @dataclass(frozen=True)
 class Row:
     """A network, what is claimed or proven about it, and everything a reader needs to check that."""
 
-    anchor: str
+    name: str  # of its own, whatever else is on the board
     protocol: Protocol
     network: str  # the same for a published network and its recertification
     title: str
@@ -138,6 +145,11 @@ class Row:
     links: tuple[Link, ...] = ()  # more of them
 
     @property
+    def anchor(self) -> str:
+        """Its address on the page, where other things have names too."""
+        return f"net-{self.name}"
+
+    @property
     def proven(self) -> bool:
         """Whether there is a verdict here for every image, rather than a number in a paper."""
         return self.kind != "published"
@@ -145,7 +157,7 @@ class Row:
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """Proven here first, then the largest union; names decide between equals."""
-    return sorted(rows, key=lambda r: (not r.proven, -(r.union.percent if r.union else -1.0), r.title, r.anchor))
+    return sorted(rows, key=lambda r: (not r.proven, -(r.union.percent if r.union else -1.0), r.title, r.name))
 
 
 def protocols(rows: Sequence[Row]) -> list[Protocol]:

@@ -81,7 +81,7 @@ def _row(group: Sequence[Judged], published: Mapping[str, Published], page: Path
     verdicts = [j.loaded.verdicts for j in group]
     engines = dict.fromkeys(pair for v in verdicts for pair in zip(v["engine"], v["engine_version"], strict=True))
     return Row(
-        anchor=entry.name,
+        name=entry.name,
         protocol=first.protocol,
         network=entry.published or entry.name,
         title=entry.title if len(group) == 1 else _common(titles),
