@@ -268,9 +268,10 @@ def _dense(node: Any, reader: _Reader, values: list[Tensor], attributes: dict[st
 
 
 def _batch_norm(node: Any, reader: _Reader, values: list[Tensor], attributes: dict[str, Any]) -> None:
-    if not reader.layers or not isinstance(reader.layers[-1], nn.Conv2d | nn.Linear) or attributes.get("training_mode", 0):
-        raise _refuse(node, "BatchNormalization is understood in inference mode, directly after Conv, Gemm or MatMul with Add")
-    kind = nn.BatchNorm2d if isinstance(reader.layers[-1], nn.Conv2d) else nn.BatchNorm1d
+    behind = (nn.Conv2d, nn.Linear, nn.ReLU, Residual)  # the last two at the beginning of a residual block
+    if not reader.has_affine() or not isinstance(reader.layers[-1], behind) or attributes.get("training_mode", 0):
+        raise _refuse(node, "BatchNormalization is understood in inference mode, after Conv, Gemm, MatMul with Add, or an Add of branches")
+    kind = nn.BatchNorm1d if reader.flat else nn.BatchNorm2d
     norm = kind(len(values[0]), eps=float(attributes.get("epsilon", 1e-5)))
     gain, shift, mean, variance = (v.float() for v in values)
     norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var = gain, shift, mean, variance

@@ -5,11 +5,12 @@ Training, the native engine and the ONNX writer see a network through this; what
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Normalize
@@ -143,7 +144,7 @@ class _Reading:
         self.here = -1  # the block whose outcome the next layer reads
         self.pool: tuple[int, int] | None = None
         self.flatten, self.flat = False, flat
-        self.open: Literal["affine", "sum"] | None = None  # what a ReLU would follow
+        self.open: Literal["affine", "sum", "fork"] | None = None  # what a ReLU would follow: the last, where a branch begins
 
     def read(self, module: nn.Module, position: int) -> int:
         """One module; returns the position of the next."""
@@ -166,6 +167,8 @@ class _Reading:
         elif isinstance(module, nn.ReLU):
             if self.open is None or self.pool is not None:
                 raise _refuse(position, module, "a ReLU must follow an affine layer or a residual block")
+            if self.open == "fork":
+                self._identity(position)
             self.blocks[self.here], self.open = replace(self.blocks[self.here], relu=True), None
         elif isinstance(module, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
             if self.open == "affine" or not self.blocks or self.pool is not None or self.flat:
@@ -174,8 +177,10 @@ class _Reading:
         elif isinstance(module, Affine):
             self._affine(module, position)
         elif isinstance(module, BatchNorm):
+            if self.open in ("fork", "sum") and not self.flatten and self.pool is None:
+                self._identity(position)
             if self.open != "affine" or self.flatten or self.blocks[-1].norm is not None:
-                raise _refuse(position, module, "BatchNorm is understood only directly after Conv2d or Linear")
+                raise _refuse(position, module, "BatchNorm is understood only directly after Conv2d or Linear, or around a residual block")
             self.blocks[-1] = replace(self.blocks[-1], norm=module)
         return position + 1
 
@@ -188,6 +193,16 @@ class _Reading:
             raise _refuse(position, module, "Conv2d needs images and Linear needs a Flatten before it")
         self.blocks.append(Block(module, None, self.flatten, position, self.pool, self.here))
         self.here, self.pool, self.flatten, self.open = len(self.blocks) - 1, None, False, "affine"
+
+    def _identity(self, position: int) -> None:
+        """A layer that changes nothing, for a BatchNorm or ReLU with no affine layer of its own: before a block, or behind its sum."""
+        like = self.blocks[self.here].affine.weight
+        options = {"bias": False, "device": like.device, "dtype": like.dtype}
+        shape: Any = (len(like), len(like))
+        layer: Affine = skip_init(nn.Linear, *shape, **options) if self.flat else skip_init(nn.Conv2d, *shape, 1, **options)
+        layer.weight.requires_grad_(False).copy_(torch.eye(len(like), device=like.device).view_as(layer.weight))
+        self.blocks.append(Block(layer, None, False, position, None, self.here))
+        self.here, self.open = len(self.blocks) - 1, "affine"
 
     def _join(self, module: Residual, position: int) -> int:
         """A residual block: both branches read what is here; the last layer of the main one adds what the other one gives."""
@@ -206,7 +221,7 @@ class _Reading:
         return after
 
     def _branch(self, branch: nn.Module, position: int, fork: int) -> int:
-        self.here, self.open = fork, None
+        self.here, self.open = fork, "fork"
         for module in _modules(branch):
             if isinstance(module, nn.Flatten):
                 raise _refuse(position, module, "a residual block cannot hold a Flatten")
