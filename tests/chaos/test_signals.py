@@ -21,6 +21,7 @@ def on_a_terminal(arguments: list[str], end: int | bytes, sign: bytes, seconds: 
     """Exit code and all that was shown; `end` comes once `sign` was seen."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and would hand that on
         os.execv(sys.executable, [sys.executable, "-m", "cure_ray", *arguments])
     shown, deadline, ended = b"", time.monotonic() + seconds, False
     while time.monotonic() < deadline:

@@ -364,6 +364,22 @@ BOUNDS = [
         "+ b_BS - moved_BS",
         "+ b_BS - 0.1 * moved_BS",
     ),
+    ("single: what a row's products lose is not charged", "bounds/native/linear.py", "(4 * gamma + layer.lost)", "(4 * gamma)"),
+    (
+        "single: what a window's products lose is not charged",
+        "bounds/native/windows.py",
+        "(4 * self.gamma + layer.lost)",
+        "(4 * self.gamma)",
+    ),
+    ("single: coupled rows for nothing", "bounds/native/coupled.py", "b = b - lost * (", "b = b - 0 * lost * ("),
+    ("single: coupled windows for nothing", "bounds/native/windows.py", "layer.lost, layer.floor)", "0.0, layer.floor)"),
+    ("single: intervals for nothing", "bounds/native/relaxation.py", "+ 2 * layer.lost)", "+ 0 * layer.lost)"),
+    ("single: sums of one term", "bounds/native/single.py", "1.01 * (terms + 8)", "1.01 * (1 + 8)"),
+    ("single: sums counted in one direction", "bounds/native/single.py", "max(layer.in_shape[0], layer.out_shape[0])", "layer.in_shape[0]"),
+    ("single: the unit of float64", "bounds/native/single.py", "UNIT = 2.0**-24", "UNIT = 2.0**-53"),
+    ("single: the floor of float64", "bounds/native/rounding.py", "SINGLE_FLOOR = 2.0**-50", "SINGLE_FLOOR = 2.0**-450"),
+    ("single: every machine is believed", "bounds/native/single.py", "return bool(up.all()) and bool(down.all())", "return True"),
+    ("single: the image is read in float32", "bounds/native/single.py", "up=k > 0", "up=True"),
 ]
 
 RESIDUAL = [
@@ -484,20 +500,4 @@ RESIDUAL = [
         "below.slack_N, below.layer.carried_N)",
         "below.slack_N, None)",
     ),
-    ("single: what a row's products lose is not charged", "bounds/native/linear.py", "(4 * gamma + layer.lost)", "(4 * gamma)"),
-    (
-        "single: what a window's products lose is not charged",
-        "bounds/native/windows.py",
-        "(4 * self.gamma + layer.lost)",
-        "(4 * self.gamma)",
-    ),
-    ("single: coupled rows for nothing", "bounds/native/coupled.py", "b = b - lost * (", "b = b - 0 * lost * ("),
-    ("single: coupled windows for nothing", "bounds/native/windows.py", "layer.lost, layer.floor)", "0.0, layer.floor)"),
-    ("single: intervals for nothing", "bounds/native/relaxation.py", "+ 2 * layer.lost)", "+ 0 * layer.lost)"),
-    ("single: sums of one term", "bounds/native/single.py", "1.01 * (terms + 8)", "1.01 * (1 + 8)"),
-    ("single: sums counted in one direction", "bounds/native/single.py", "max(layer.in_shape[0], layer.out_shape[0])", "layer.in_shape[0]"),
-    ("single: the unit of float64", "bounds/native/single.py", "UNIT = 2.0**-24", "UNIT = 2.0**-53"),
-    ("single: the floor of float64", "bounds/native/rounding.py", "SINGLE_FLOOR = 2.0**-50", "SINGLE_FLOOR = 2.0**-450"),
-    ("single: every machine is believed", "bounds/native/single.py", "return bool(up.all()) and bool(down.all())", "return True"),
-    ("single: the image is read in float32", "bounds/native/single.py", "up=k > 0", "up=True"),
 ]

@@ -107,6 +107,8 @@ def check_scripts() -> None:
     broken = x[:3].clone()
     broken[1, 0, 1, 1] = nan
     assert [str(o.status) for o in wrong.certify(broken, y[:3], Ball("linf", 0.1), range(3))] == ["certified", "error", "certified"]
+    overflowing = Certifier(ScriptedEngine({n: {"ibp": GOOD} for n in range(3)}), constant(inf), CascadeSettings(("ibp",)))
+    assert [str(o.status) for o in overflowing.certify(x[:3], y[:3], Ball("linf", 0.1), range(3))] == ["error"] * 3
 
 
 def check_branching() -> None:

@@ -127,30 +127,33 @@ class NativeEngine:
         def run(problem: NativeProblem) -> tuple[Tensor, list[LayerBounds]]:
             _, search, decide = self._own(problem)
             if self.prove is None or self.prove is decide:
-                value_BS = self._crown(search, problem.domain.to(torch.float32), problem.y_B, stage)[0].double()
-                known = list[LayerBounds]()
-                again_B = (value_BS > 0).all(1)
+                value_BS = self._crown(search, problem.domain.to(torch.float32), problem.y_B, stage).double()
+                again_B, known = (value_BS > 0).all(1), list[LayerBounds]()
             else:
-                value_BS, known = self._crown(self.prove, problem.domain, problem.y_B, stage)
+                known = self._stage_bounds(self.prove, problem.domain, stage)
+                value_BS = self._crown(self.prove, problem.domain, problem.y_B, stage, known)
                 least_B, most_B = value_BS.amin(1), value_BS.abs().amax(1)
                 again_B = ~torch.isfinite(most_B) | ((least_B <= 0) & (least_B > -NEAR * most_B))
             again = again_B.nonzero(as_tuple=True)[0]
             if len(again):
-                value_BS[again] = self._crown(decide, problem.domain.select(again), problem.y_B[again], stage)[0]
+                value_BS[again] = self._crown(decide, problem.domain.select(again), problem.y_B[again], stage)
             return value_BS, known
 
         return run
 
-    def _crown(self, net: Compiled, domain: Domain, y_B: Tensor, stage: Stage) -> tuple[Tensor, list[LayerBounds]]:
+    def _stage_bounds(self, net: Compiled, domain: Domain, stage: Stage) -> list[LayerBounds]:
+        return crown_bounds(net, domain, self._elements(net)) if stage == "crown" else interval_bounds(net, domain)
+
+    def _crown(self, net: Compiled, domain: Domain, y_B: Tensor, stage: Stage, bounds: list[LayerBounds] | None = None) -> Tensor:
         C_BSK = margin_rows(y_B, net.classes, domain.x_BN.dtype)
-        bounds = crown_bounds(net, domain, self._elements(net)) if stage == "crown" else interval_bounds(net, domain)
+        bounds = self._stage_bounds(net, domain, stage) if bounds is None else bounds
         value_BS = interval_margins(net, domain, bounds, C_BSK)
         if domain.balls:
             value_BS = torch.maximum(value_BS, ball_margins(net, domain, C_BSK))
         if stage == "ibp" or not bounds:
-            return value_BS, bounds
+            return value_BS
         relaxations = [Relaxation.of(b) for b in bounds]
-        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK)), bounds
+        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK))
 
     def _optimised(self, problem: NativeProblem) -> NativeProblem:
         _, search, decide = self._own(problem)
