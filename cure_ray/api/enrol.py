@@ -1,6 +1,7 @@
 """Put a network into the zoo: a finished run with its verdicts, or the verdicts of a published network, with a card, and listed."""
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from cure_ray.api.judge import COST, spent_seconds
 from cure_ray.api.subject import run_subject
 from cure_ray.api.zoo import Hand, attack_name
+from cure_ray.config import Experiment
 from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.results.cards import card
@@ -44,6 +46,10 @@ class Offer:
 def add(offer: Offer, zoo: str | Path | None = None, hand: Hand | None = None) -> Entry:
     """Copy what is offered into the zoo, with its card, and list it. Nothing is left if anything is wrong with it."""
     root = find_zoo(zoo)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", offer.name):
+        raise UserError(f"--name {offer.name}: small letters, digits, dots and hyphens, such as mine-mnist-0")
+    if (root / offer.name).exists():
+        raise UserError(f"{root / offer.name} is there already. Choose another --name, or remove the folder to put this in its place.")
     if Path(offer.source).is_dir():
         return _add_run(offer, root, hand or Hand())
     return _add_published(offer, root, find_published(offer.source))
@@ -52,8 +58,11 @@ def add(offer: Offer, zoo: str | Path | None = None, hand: Hand | None = None) -
 def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
     loaded = load_checkpoint(offer.source)
     subject = run_subject(offer.source, None, "test", hand.data_dir)
-    threats = ",".join(str(t) for t in subject.threats)
+    threats = ",".join(f"{ball.norm}={_exactly(loaded.experiment, ball.norm)}" for ball in subject.threats)
     run = loaded.path.parent.parent
+    for name in (EXPERIMENT, ABOUT, METRICS):
+        if not (run / name).is_file():
+            raise UserError(f"{offer.source} is no run of `cure-ray train`: {run / name} is missing, which says how the network was made")
     metrics = read_metrics(run)
     known = json.loads((run / ABOUT).read_text())
     spent = sum(float(m.get("epoch_seconds", 0)) for m in metrics)
@@ -77,10 +86,16 @@ def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
             f"cure-ray train zoo/{offer.name}/{EXPERIMENT} --out runs/{offer.name}",
             f"cure-ray certify runs/{offer.name} --samples {n}{_effort(plan)} --out results/{offer.name}",
         )
-        entry = _entry(offer, "ours", subject.digest, plan, threats, commands).model_copy(
+        entry = _entry(offer, "ours", folder / RESULTS, plan, threats, commands).model_copy(
             update={"seeds": (loaded.experiment.seed,), "training": training}
         )
         return _list(root, folder, entry)
+
+
+def _exactly(experiment: Experiment, norm: str) -> str:
+    """A radius as it was asked for: 8/255, not its first six digits."""
+    radius = experiment.threats.model_dump(mode="json")[norm]
+    return f"{radius:g}" if isinstance(radius, float) and float(f"{radius:g}") == radius else str(radius)
 
 
 def _add_published(offer: Offer, root: Path, published: Published) -> Entry:
@@ -94,7 +109,7 @@ def _add_published(offer: Offer, root: Path, published: Published) -> Entry:
         folder = Path(temporary)
         plan = _copy_store(offer, identity, threats, folder / RESULTS, {})
         command = f"cure-ray judge {published.name} --weights FILE --samples {_common(plan)}{_effort(plan)}"
-        entry = _entry(offer, "published", identity, plan, threats, (command,)).model_copy(update={"published": published.name})
+        entry = _entry(offer, "published", folder / RESULTS, plan, threats, (command,)).model_copy(update={"published": published.name})
         return _list(root, folder, entry)
 
 
@@ -106,20 +121,18 @@ def _copy_store(offer: Offer, identity: str, threats: str, target: Path, about: 
         others = ", ".join(sorted({str(p["checkpoint_digest"])[:12] for p in source.plans()}))
         raise UserError(f"{offer.store} holds no verdicts of this network (identity {identity[:12]}); it is about {others or 'none'}")
     wanted = {str(t) for t in read_threats(threats)}
-    there = {threat for plan in plans for threat in plan["threats"]}
-    if there != wanted or len(plans) != 1:
-        raise UserError(
-            f"{offer.store} is of another protocol: it holds {', '.join(sorted(there))} in {len(plans)} run(s), wanted are "
-            f"{', '.join(sorted(wanted))} in one"
-        )
-    (plan,) = plans
+    whole = [plan for plan in plans if wanted <= {*plan["threats"]} and not plan["union_only"]]
+    if len(whole) != 1:
+        there = "; ".join(", ".join(sorted(plan["threats"])) + " (the union only)" * plan["union_only"] for plan in plans)
+        raise UserError(f"{offer.store} is of another protocol: it holds {there}; wanted are {', '.join(sorted(wanted))}, all in one run")
+    plan = {**whole[0], "threats": {name: whole[0]["threats"][name] for name in whole[0]["threats"] if name in wanted}}
     identity_file = source.files.read_json("store.json") or {}
     store = Store.create(target, identity_file["dataset"], identity_file["split"], identity_file["data_digest"])
     known = {k: v for k, v in source.about(identity).items() if k not in ("checkpoint", "data", "weights", "onnx")}
     store.files.write_json(f"runs/{identity}.json", {**known, **about})
     store.files.write_json(f"plans/{plan['run_id']}.json", plan)
     for name in source.shards():
-        if name.startswith(f"{identity[:12]}-"):
+        if name.startswith(tuple(f"{identity[:12]}-{threat}-" for threat in wanted)):
             store.files.write_bytes(f"verdicts/{name}", source.files.read_bytes(f"verdicts/{name}"))
     spent = spent_seconds(offer.store)
     if spent:
@@ -145,10 +158,10 @@ def _common(plan: dict[str, Any]) -> int:
 
 
 def _entry(
-    offer: Offer, kind: Literal["ours", "published"], identity: str, plan: dict[str, Any], threats: str, commands: Sequence[str]
+    offer: Offer, kind: Literal["ours", "published"], results: Path, plan: dict[str, Any], threats: str, commands: Sequence[str]
 ) -> Entry:
-    store = Store.open(offer.store)
-    spent = spent_seconds(offer.store) or float(np.sum(store.read(["seconds"]).column("seconds").to_numpy()))
+    store, identity = Store.open(results), plan["checkpoint_digest"]
+    spent = spent_seconds(results) or float(np.sum(store.read(["seconds"]).column("seconds").to_numpy()))
     machine = _machine(store.about(identity).get("certified_on", {}))
     return Entry(
         name=offer.name, title=offer.title, kind=kind, dataset=plan["dataset"], threats=threats, n=_common(plan), identity=identity,
@@ -184,9 +197,6 @@ def _list(root: Path, folder: Path, entry: Entry) -> Entry:
     """The finished folder in its place, with its card, and in the manifest."""
     (folder / CARD).write_text(card(folder, entry))
     entry = entry.model_copy(update={"files": listed_files(folder)})
-    target = root / entry.folder
-    if target.exists():
-        raise UserError(f"{target} is there already. Choose another --name, or remove the folder to put this in its place.")
-    shutil.copytree(folder, target)
+    shutil.copytree(folder, root / entry.folder)
     write_manifest(root, read_manifest(root).with_entry(entry))
     return entry

@@ -57,12 +57,6 @@ def take(published: Published, path: Path, unverified: bool = False) -> Taken:
     network = _from_onnx(published, path) if path.suffix == ".onnx" else fitted(published, read_weights(path), str(path))
     sha256, identity = file_digest(path), network_identity(network)
     copies = {digest: what for what, digest in known.copies.items()}
-    if known.identity is not None and identity != known.identity and not unverified:
-        file = f"its SHA-256 is {sha256[:12]}, the authors' file has {known.sha256[:12]}" if known.sha256 else f"SHA-256 {sha256[:12]}"
-        raise UserError(
-            f"{path} fits {published.name}, but it is another network ({file}; identity {identity[:12]}, published {known.identity[:12]}). "
-            "Its figures would be compared with somebody else's; --unverified judges it all the same."
-        )
     if sha256 == known.sha256:
         how = "the authors' file, by its SHA-256"
     elif sha256 in copies:
@@ -71,6 +65,13 @@ def take(published: Published, path: Path, unverified: bool = False) -> Taken:
         how = "another file, whose network computes the same function"
     else:
         how = "not verified"
+    recognisable = known.identity or known.sha256 or copies
+    if recognisable and (how == "not verified" or known.identity not in (None, identity)) and not unverified:
+        theirs = f"identity {known.identity[:12]}" if known.identity else f"SHA-256 {(known.sha256 or next(iter(copies)))[:12]}"
+        raise UserError(
+            f"{path} fits {published.name}, but it is another network (SHA-256 {sha256[:12]}, identity {identity[:12]}; published: "
+            f"{theirs}). Its figures would be compared with somebody else's; --unverified judges it all the same."
+        )
     return Taken(network, identity, path.name, sha256, how)
 
 

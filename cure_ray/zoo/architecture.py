@@ -61,7 +61,9 @@ def fitted(published: Published, arrays: Mapping[str, Tensor], where: str) -> Ne
         raise UserError(f"{where}: {', '.join(wrong)} holds something else than finite numbers; a network cannot be made of it")
     lossy = [name for name, tensor in tensors.items() if not torch.equal(tensor.float().to(tensor.dtype), tensor)]
     if lossy:
-        raise UserError(f"{where}: {', '.join(lossy)} is {tensors[lossy[0]].dtype} and would be rounded; networks are certified in float32")
+        raise UserError(
+            f"{where}: {', '.join(lossy)} is {tensors[lossy[0]].dtype} and would be rounded; networks are certified in float32: save it so"
+        )
     load_weights(network, {name: tensor.float() for name, tensor in tensors.items()}, where)
     return network.eval()
 

@@ -98,6 +98,9 @@ class Data(Model):
             raise ValueError(f"unknown data set {self.name!r}.{nearest(self.name, tuple(DATASETS))}")
         if self.samples is not None and (self.given or len(self.samples) != self.n or len({*self.samples}) != self.n):
             raise ValueError(f"{self.n} different samples are announced, {len({*self.samples})} listed; given must be false with a list")
+        most = DATASETS[self.name].test
+        if self.n > most or any(not 0 <= i < most for i in self.samples or ()):
+            raise ValueError(f"{self.name} has {most} test images, numbered from 0")
         return self
 
 

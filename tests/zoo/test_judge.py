@@ -111,12 +111,15 @@ def test_bad_input_is_a_sentence_and_exit_code_two(
     savemat(nearest.folder / "struct.mat", {"first": {"nested": np.zeros(3)}})
     (nearest.folder / "torn.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
     np.savez(nearest.folder / "images.npz", images=np.zeros((2, 1, 8, 8), np.uint8), labels=np.zeros(2, np.int64))
+    summed = nearest.folder / "summed.yaml"  # known by the checksum of a file alone
+    summed.write_text(text.read_text().replace(f"  identity: {identity}", f"  sha256: {'b' * 64}"))
     chosen = nearest.folder / "chosen.yaml"
     chosen.write_text(text.read_text().replace("n: 12}", f"n: 12, given: true, digest: {'a' * 64}}}"))
     cases = [
         ((text,), "which weights? Download them from https://example.org/nearest"),
         ((text, "--weights", "nowhere.mat"), "nowhere.mat: no such file. The authors keep it at https://example.org/nearest"),
         ((text, "--weights", "other.safetensors"), "it is another network"),
+        ((summed, "--weights", nearest.weights), "it is another network (SHA-256"),
         ((text, "--weights", "shape.safetensors"), "3.bias has shape (11,), the network wants (10,)"),
         ((text, "--weights", "less.safetensors"), "missing first"),
         ((text, "--weights", "struct.mat"), "first is no plain array of numbers"),

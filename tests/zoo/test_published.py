@@ -124,6 +124,8 @@ def test_a_minimal_description_is_read_and_radii_are_written_as_a_store_writes_t
         ("name: mnist", "name: mnits", "unknown data set 'mnits'. Did you mean 'mnist'?"),
         ('threats: "l2=0.5"', 'threats: "l3=0.5"', "l3"),
         ("layers: [flatten, {layer: linear, inputs: 4, outputs: 2}]", "layers: []", "weights need source, input and layers"),
+        ("n: 10}", "n: 10001}", "mnist has 10000 test images, numbered from 0"),
+        ("n: 10}", "n: 1, samples: [10000]}", "mnist has 10000 test images, numbered from 0"),
         ("n: 10}", "n: 10, samples: [1, 1]}", "10 different samples are announced, 1 listed"),
     ],
 )

@@ -30,7 +30,7 @@ from cure_ray.zoo.manifest import check_entry, read_manifest
 from cure_ray.zoo.published import find_published
 
 ROOT = Path(__file__).parent.parent.parent
-SMALL = {"dataset.train_samples": 300, "dataset.validation": 50, "network.width": 0.25}
+SMALL = {"dataset.train_samples": 300, "dataset.validation": 50, "network.width": 0.25, "threats.linf": "26/255"}
 QUIET = Execution(device="cpu", quiet=True)
 
 
@@ -69,6 +69,7 @@ def test_a_run_goes_in_whole_and_comes_out_the_same_network(made: Path, zoo: Pat
     entry = read_manifest(zoo).find("digits-max")
     folder = check_entry(zoo, entry)
     assert (entry.n, entry.seeds, entry.kind, entry.dataset) == (16, (0,), "ours", "digits")
+    assert entry.threats.startswith("linf=26/255,l2=")  # exactly, not by its first digits
     assert not [name for name in entry.files if "optimizer" in name]
     network, (x, y) = cure_ray.zoo.load("digits-max", zoo), (torch.rand(3, 1, 8, 8), torch.zeros(3))
     assert not network.training
@@ -76,7 +77,7 @@ def test_a_run_goes_in_whole_and_comes_out_the_same_network(made: Path, zoo: Pat
     assert set(again.verdicts["checkpoint_digest"]) == {entry.identity}
     assert (folder / "card.md").read_text() == card(folder, entry)
     union = cure_ray.load_results(made / "results").union
-    assert f"{100 * union:.1f} % of 16 digits test images are certified against the union of {entry.threats}" in card(folder, entry)
+    assert f"{100 * union:.1f} % of 16 digits test images are certified against the union of {entry.threats};" in card(folder, entry)
     for about in (folder / "results" / "runs").iterdir():
         assert json.loads(about.read_text())["checkpoint"].startswith("zoo/digits-max/checkpoints/")
 
@@ -141,6 +142,8 @@ def test_the_command_lists_adds_and_certifies(
     made: Path, zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CURE_RAY_ZOO", str(zoo))
+    bare = zoo.parent / "bare" / "checkpoints" / "epoch_0003"
+    shutil.copytree(made / "run" / "checkpoints" / "epoch_0003", bare)
     arguments = ("add", made / "run", made / "results", "--name", "digits-max", "--title", "Max on digits")
     assert run(monkeypatch, *arguments) == 0
     assert run(monkeypatch, "certify", "--few") == 0  # all there are
@@ -153,6 +156,8 @@ def test_the_command_lists_adds_and_certifies(
         (arguments, "is there already"),
         (("certify", "digits-min"), "Did you mean 'digits-max'?"),
         (("certify", "--weights", "w.mat"), "are about one published network: name it"),
+        (("add", made / "run", made / "results", "--name", "Mine 1", "--title", "X"), "small letters, digits, dots and hyphens"),
+        (("add", bare, made / "results", "--name", "x", "--title", "X"), "is no run of `cure-ray train`"),
         (("add", "nothing", made / "results", "--name", "x", "--title", "X"), "no published network 'nothing'"),
         (("add", made / "run", made, "--name", "x", "--title", "X"), "holds no results"),
     ):
@@ -166,8 +171,11 @@ def test_the_command_lists_adds_and_certifies(
 
 def test_a_store_of_another_protocol_or_network_stays_out(made: Path, zoo: Path, nearest: Nearest) -> None:
     cure_ray.certify(made / "run", samples=4, nodes=0, threats="linf=0.1", out=zoo.parent / "one", device="cpu", quiet=True)
-    with pytest.raises(UserError, match=r"is of another protocol: it holds linf=0\.1 in 1 run\(s\), wanted are l1="):
+    with pytest.raises(UserError, match=r"is of another protocol: it holds linf=0\.1; wanted are l1=.*, all in one run"):
         add(Offer(str(made / "run"), zoo.parent / "one", "x", "X"), zoo)
+    cure_ray.certify(made / "run", samples=2, nodes=0, union_only=True, out=zoo.parent / "skips", device="cpu", quiet=True)
+    with pytest.raises(UserError, match=r"\(the union only\); wanted are"):
+        add(Offer(str(made / "run"), zoo.parent / "skips", "x", "X"), zoo)
     judge(str(nearest.description), nearest.weights, zoo.parent / "other", execution=QUIET)
     with pytest.raises(UserError, match="holds no verdicts of this network"):
         add(Offer(str(made / "run"), zoo.parent / "other", "x", "X"), zoo)
@@ -175,6 +183,15 @@ def test_a_store_of_another_protocol_or_network_stays_out(made: Path, zoo: Path,
         add(Offer(str(nearest.description), zoo.parent / "other", "x", "X"), zoo)
     assert read_manifest(zoo).entries == ()
     assert sorted(p.name for p in zoo.iterdir()) == ["manifest.json"]
+
+
+def test_of_a_store_that_holds_more_only_the_protocol_goes_in(made: Path, zoo: Path) -> None:
+    shutil.copytree(made / "results", zoo.parent / "more")
+    cure_ray.certify(made / "run", samples=2, nodes=4, threats="l2=0.01", out=zoo.parent / "more", device="cpu", quiet=True)
+    entry = add(Offer(str(made / "run"), zoo.parent / "more", "x", "X"), zoo)
+    offered(made, zoo)
+    same = read_manifest(zoo).find("digits-max")
+    assert {n: d for n, d in entry.files.items() if "verdicts" in n} == {n: d for n, d in same.files.items() if "verdicts" in n}
 
 
 def test_the_verdicts_of_a_published_network_go_in_without_its_weights(zoo: Path) -> None:
