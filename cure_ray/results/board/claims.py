@@ -1,49 +1,50 @@
 """Rows of what was published: one per network and certifier, from the files that describe published networks."""
 
 import re
-from collections.abc import Sequence
 
 from cure_ray.results.board.rows import Ball, Figure, Link, Row, figure, on_the_web, read_protocol
 from cure_ray.zoo.published import UNION, Published, strongest
-from cure_ray.zoo.published import Figure as Printed
 
 
 def published_rows(described: Published) -> list[Row]:
     """What its authors, or others, printed about a network. Numbers of one certifier make one row; attacks belong to all of them."""
+    certifiers = list(dict.fromkeys(f.certifier for f in described.figures if f.what == "certified")) or [None]
+    named = len(certifiers) > 1
+    return [_row(described, c, "-".join([described.name, "published", *([_slug(c)] if named else [])])) for c in certifiers]
+
+
+def _row(described: Published, certifier: str | None, name: str) -> Row:
     protocol = read_protocol(described.data.name, described.protocol.threats, f"{described.name}.yaml")
     headline = UNION if len(protocol.balls) > 1 else _threat(*protocol.balls[0])
-    certifiers = list(dict.fromkeys(f.certifier for f in described.figures if f.what == "certified"))
+    own = [f for f in described.figures if f.what != "certified" or f.certifier == certifier]
     place = _place(described)
-    rows = []
-    for certifier in certifiers or [None]:
-        own = [f for f in described.figures if f.what != "certified" or f.certifier == certifier]
 
-        def found(what: str, threat: str | None, own: Sequence[Printed] = own) -> Figure | None:
-            return _figure(strongest(own, what, threat), place)
+    def found(what: str, threat: str | None) -> Figure | None:
+        printed = strongest(own, what, threat)
+        if printed is None:
+            return None
+        return figure([printed.value], printed.n, printed.source + (f"; {printed.certifier}" if printed.certifier else ""), place)
 
-        union = found("certified", headline)
-        rows.append(
-            Row(
-                name="-".join([described.name, "published", *([_slug(certifier)] if len(certifiers) > 1 else [])]),
-                protocol=protocol,
-                network=described.name,
-                title=described.title,
-                by=described.authors,
-                kind="published",
-                certifier=certifier or "not stated",
-                clean=found("clean", None),
-                union=union,
-                bound=found("not broken", headline),
-                balls=tuple(Ball(n, e, found("certified", _threat(n, e)), found("not broken", _threat(n, e))) for n, e in protocol.balls),
-                n=union.n if union else described.data.n,
-                year=described.year,
-                recomputable=described.recomputable,
-                facts=_facts(described),
-                source=Link(union.source.partition(";")[0] if union else "the paper", place),
-                links=(*([Link(place, place)] if place else []), Link(f"cure_ray/zoo/published/{described.name}.yaml")),
-            )
-        )
-    return rows
+    union = found("certified", headline)
+    return Row(
+        name=name,
+        protocol=protocol,
+        network=described.name,
+        title=described.title,
+        by=described.authors,
+        kind="published",
+        certifier=certifier or "not stated",
+        clean=found("clean", None),
+        union=union,
+        bound=found("not broken", headline),
+        balls=tuple(Ball(n, e, found("certified", _threat(n, e)), found("not broken", _threat(n, e))) for n, e in protocol.balls),
+        n=union.n if union else described.data.n,
+        year=described.year,
+        recomputable=described.recomputable,
+        facts=_facts(described),
+        source=Link(union.source.partition(";")[0] if union else "the paper", place),
+        links=(*([Link(place, place)] if place else []), Link(f"cure_ray/zoo/published/{described.name}.yaml")),
+    )
 
 
 def _place(described: Published) -> str:
@@ -58,12 +59,6 @@ def _threat(norm: str, eps: float) -> str:
 
 def _slug(text: str | None) -> str:
     return "".join(c if c.isalnum() else "-" for c in (text or "").lower())
-
-
-def _figure(printed: Printed | None, place: str) -> Figure | None:
-    if printed is None:
-        return None
-    return figure([printed.value], printed.n, printed.source + (f"; {printed.certifier}" if printed.certifier else ""), place)
 
 
 def _facts(described: Published) -> tuple[tuple[str, str], ...]:
