@@ -58,14 +58,17 @@ class Affine:
     def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
         """W x without the bias; another kernel of the same shape (|W|, W^2) may take W's place."""
         if self.single_up:
-            return self._convolved(x_RN.float(), self._kernel("up", self.weight if weight is None else weight)).double()
+            return self._convolved(x_RN.float(), self._single(self.weight if weight is None else weight)).double()
         return self._convolved(x_RN, self.weight if weight is None else weight)
 
-    def _kernel(self, use: str, weight: Tensor) -> Tensor:
-        """The kernel in float32, kept."""
-        key = (use, id(weight))
-        if key not in self.cache:
-            self.cache[key] = weight.float().contiguous(memory_format=torch.channels_last)
+    def _single(self, weight: Tensor) -> Tensor:
+        """A kernel in float32; those of this layer are kept."""
+        key = "W" if weight is self.weight else "|W|" if weight is self.weight_abs else None
+        if key is None or key not in self.cache:
+            single = weight.float().contiguous(memory_format=torch.channels_last)
+            if key is None:
+                return single
+            self.cache[key] = single
         return self.cache[key]
 
     def _convolved(self, x_RN: Tensor, weight: Tensor) -> Tensor:
@@ -144,7 +147,7 @@ class Affine:
     def _overlap_add(self, A_RHWC: Tensor, height: int, width: int) -> Tensor:
         R, H, W, C = A_RHWC.shape
         (sy, sx), (ky, kx) = self.stride, self.kernel
-        weight = self._kernel("down", self.weight) if self.single_down else self.weight
+        weight = self._single(self.weight) if self.single_down else self.weight
         if self.in_shape[0] > 4 or self.weight.device.type != "cpu":
             unread = (height - ((H - 1) * sy + ky), width - ((W - 1) * sx + kx))  # border that no output reads
             image = A_RHWC.permute(0, 3, 1, 2)
