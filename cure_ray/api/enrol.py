@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from cure_ray.api.judge import COST, spent_seconds
+from cure_ray.api.progress import remark
 from cure_ray.api.subject import run_subject
 from cure_ray.api.zoo import Hand, attack_name
 from cure_ray.config import Experiment
@@ -63,6 +64,8 @@ def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
     for name in (EXPERIMENT, ABOUT, METRICS):
         if not (run / name).is_file():
             raise UserError(f"{offer.source} is no run of `cure-ray train`: {run / name} is missing, which says how the network was made")
+    places = (loaded.experiment.training.start_from, loaded.experiment.dataset.path)
+    remark((f"{p} is a place of this machine: others cannot train the network again" for p in places if p and Path(p).is_absolute()), False)
     metrics = read_metrics(run)
     known = json.loads((run / ABOUT).read_text())
     spent = sum(float(m.get("epoch_seconds", 0)) for m in metrics)
