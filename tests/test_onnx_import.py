@@ -158,6 +158,12 @@ def test_pooling_is_read_in_the_forms_exporters_give_it(tmp_path: Path) -> None:
         same_logits(residual_file(tmp_path / f"{name}.onnx", mean=node), (2, 8, 8))
 
 
+def test_a_norm_behind_a_sum_is_read(tmp_path: Path) -> None:
+    path = residual_file(tmp_path / "norm.onnx", r2=helper.make_node("BatchNormalization", ["a", "g", "s", "m", "v"], ["r2"]))
+    same_logits(path, (2, 8, 8))
+    NativeEngine(load_onnx(path))  # compares what it compiled with the network
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

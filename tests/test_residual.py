@@ -222,6 +222,7 @@ def test_identity_sees_shortcuts_and_pooling() -> None:
         ([conv(2, 3, 1), relu(), Residual([conv(3, 3, 1), relu(), relu(), conv(3, 3, 1)]), relu()], "a ReLU must follow"),
         ([conv(2, 3, 1), relu(), norm(3), conv(3, 3, 1), relu()], "BatchNorm is understood only directly after"),
         ([conv(2, 3, 1), relu(), Residual([conv(3, 3, 1)], [relu()]), relu()], "a shortcut is nothing"),
+        ([conv(2, 3, 1), Residual([relu(inplace=True), conv(3, 3, 1)]), relu()], "in place it changes what the shortcut reads"),
         ([conv(2, 3, 1), nn.AvgPool2d(2), relu()], "average pooling of images must follow a ReLU"),
         ([conv(2, 3, 1), relu(), nn.AvgPool2d(3, 2), conv(3, 3, 1), relu()], "do not overlap"),
         ([conv(2, 3, 1), relu(), nn.AdaptiveAvgPool2d(2), conv(3, 3, 1), relu()], "only the mean of the whole image"),

@@ -168,6 +168,8 @@ class _Reading:
             if self.open is None or self.pool is not None:
                 raise _refuse(position, module, "a ReLU must follow an affine layer or a residual block")
             if self.open == "fork":
+                if module.inplace:
+                    raise _refuse(position, module, "in place it changes what the shortcut reads too: use ReLU()")
                 self._identity(position)
             self.blocks[self.here], self.open = replace(self.blocks[self.here], relu=True), None
         elif isinstance(module, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
