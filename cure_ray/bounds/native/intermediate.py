@@ -96,7 +96,9 @@ class Rows:
                 self._keep_dense(samples, neurons, value_BS - guard_BS)
 
     def optimise(self, mask_BN: Tensor, elements: int, iterations: int, proven: "Rows") -> None:
-        """Search slopes for the neurons in the mask and hand them to `proven`, which evaluates and keeps the bounds."""
+        """Search slopes for the neurons in the mask and hand them to `proven`, which evaluates and keeps the bounds.
+
+        With balls also coefficients and multipliers: in so few steps neither ascent finds what the other does, and both are kept."""
         for samples, neurons in self._chunks(mask_BN, elements):
             if self.domain.balls:
                 tried = self._coupled(samples, neurons)
@@ -107,7 +109,7 @@ class Rows:
                     proven._keep(samples, neurons, value[0], -value[1])
                 else:
                     proven._keep_dense(samples, neurons, value)
-            elif neurons.dim() == 1:
+            if neurons.dim() == 1:
                 rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
                 _, alphas = rows.optimise(iterations)
                 del rows
