@@ -103,6 +103,30 @@ def check_ties() -> None:
                 assert not (engine.margins(problem, stage) > 0).any(), f"{stage}: certified an exact tie"
 
 
+def check_open_child() -> None:
+    """One neuron whose split proves one side; the other holds a misclassified point, and must keep the tree open."""
+    from cure_ray.bounds.native.branching import Settings
+    from cure_ray.bounds.native.effort import Effort
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.networks.models import Network
+    from cure_ray.threats.balls import Ball
+
+    first, last = torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)
+    for sign in (1.0, -1.0):  # the open side is the active one, then the inactive one
+        with torch.no_grad():
+            first.weight.fill_(sign)
+            first.bias.fill_(-0.5 * sign)
+            last.weight.copy_(torch.tensor([[-10.0 * sign], [0.0]]))
+            last.bias.copy_(torch.tensor([0.5 if sign > 0 else -0.5, 0.0]))
+        network = Network([torch.nn.Flatten(), first, torch.nn.ReLU(), last], (1, 1, 1), 2).eval()
+        x = torch.full((1, 1, 1, 1), 0.4)  # margin at x: 0.5; below 0 where x > 0.55, above 0.45
+        for norm in ("linf", "l2"):
+            engine = NativeEngine(network, "cpu", effort=Effort(branching=Settings(hope=0.0)))
+            (found,) = engine.branch(engine.problem(x, torch.tensor([0]), Ball(norm, 0.2)), seconds=60.0, nodes=40)
+            assert found.nodes > 0, "nothing was split"
+            assert not (found.margins > 0).all(), "proven with a misclassified point in an open child"
+
+
 def check_radius_zero(case: SimpleNamespace) -> None:
     """At radius 0 every method is exact, where float64 multiplies."""
     from cure_ray.bounds.native.effort import Effort
@@ -123,6 +147,7 @@ def check_compact() -> None:
     check_ties()
     check_radius_zero(designed_network(0))
     check_single()
+    check_open_child()
     check_norms()
     check_one_layer()
     check_sharp()
