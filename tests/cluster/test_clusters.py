@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -201,8 +202,9 @@ class Tunnel:
             end.close()
 
     def cut(self) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
         for end in (self.listener, *self.ends):
+            with suppress(OSError):  # closed already
+                end.shutdown(socket.SHUT_RDWR)  # a socket that another thread reads stays open behind close() alone
             end.close()
 
 
@@ -223,7 +225,11 @@ def test_a_sweep_runs_as_a_job_on_a_head_with_tokens(head: tuple[str, dict[str, 
         assert sent.stdout is not None
         assert "submitted raysubmit_" in sent.stdout.readline()
         tunnel.cut()
-        _, said = sent.communicate(timeout=120)
+        try:
+            _, said = sent.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            sent.kill()  # or this block would wait for it forever
+            raise
     assert sent.returncode == 2, said
     assert "The job goes on without us" in said
     assert "Traceback" not in said
