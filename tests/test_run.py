@@ -21,7 +21,7 @@ from cure_ray.config import METHODS, Experiment, dump_experiment, resolve
 from cure_ray.errors import NoRoomError, UserError
 from cure_ray.runs import checkpoints
 from cure_ray.runs.checkpoints import load_checkpoint
-from cure_ray.runs.directory import list_checkpoints
+from cure_ray.runs.directory import file_digest, list_checkpoints
 from cure_ray.runs.metrics import read_metrics
 from cure_ray.runs.run import train_run
 
@@ -279,7 +279,7 @@ def damaged(source: Path, target: Path, damage: str) -> Path:
     elif damage == "other architecture":
         save_file({"0.weight": torch.zeros(1)}, weights)
         content_json = json.loads(meta.read_text())
-        content_json["files"]["weights.safetensors"] = checkpoints._file_digest(weights)
+        content_json["files"]["weights.safetensors"] = file_digest(weights)
         meta.write_text(json.dumps(content_json))
     return target
 
