@@ -10,7 +10,9 @@ from cure_ray.bounds.native.coupled import Choice, dense_rows, evaluate
 from cure_ray.bounds.native.coupled_ascent import ascend, start
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.intermediate import optimised_bounds
 from cure_ray.bounds.native.relaxation import Relaxation, interval_bounds, margin_rows, start_rows
+from cure_ray.networks.models import Network
 from cure_ray.threats.balls import Ball
 
 
@@ -113,3 +115,18 @@ def test_a_coupled_pass_waits_for_no_value() -> None:
     value, found = evaluate(rows, start(rows), trace=True)
     assert value.device.type == "meta"
     assert found is not None
+
+
+def test_hidden_bounds_are_no_looser_than_those_of_slopes_alone() -> None:
+    """In few steps neither ascent finds what the other does: a neuron keeps the better of both."""
+    torch.manual_seed(3)
+    network = Network([nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 3)], (1, 4, 4), 3).eval()
+    engine = NativeEngine(network, "cpu")
+    domain = engine.problem(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]), Ball("l1", 1.5), False).domain
+    assert engine.search is not None
+    assert engine.decide is not None
+    both, slopes = (optimised_bounds(engine.search, engine.decide, d, 100_000, 8)[1] for d in (domain, replace(domain, balls=())))
+    hard = slopes.unstable()
+    assert (both.lower_BN[hard] >= slopes.lower_BN[hard] - 1e-9).all()
+    assert (both.upper_BN[hard] <= slopes.upper_BN[hard] + 1e-9).all()
+    assert ((both.upper_BN - both.lower_BN)[hard] < (slopes.upper_BN - slopes.lower_BN)[hard] - 1e-4).any(), "the balls gain nothing"

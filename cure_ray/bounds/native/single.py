@@ -1,10 +1,10 @@
 """Convolutions in float32 with everything around them in float64: proven bounds at nearly the price of the searching pass.
 
-Double convolutions cost 4 to 9 times as much as single ones. Where a bound has room to spare, a product in float32 proves it as well, if
-what it can lose is paid for: coefficients and kernel are rounded to float32, u = 2^-24, and so is every sum of them, so a product loses at
-most gamma_(n+2) of its magnitudes, where n is the number of terms that meet in one sum (a kernel's), not the width of the network. That
-is charged where the float64 pass charges its own rounding (docs/explanation/soundness.md); sums over neurons, relaxations and the image
-stay in float64.
+Convolutions of doubles cost 3 to 8 times as much as those of floats. Where a bound has room to spare, a product in float32 proves it as
+well, if what it can lose is paid for: coefficients and kernel are rounded to float32, u = 2^-24, and so is every sum of them, so a
+product loses at most gamma_(n+2) of its magnitudes, where n is the number of terms that meet in one sum (a kernel's), not the width of
+the network. That is charged where the float64 pass charges its own rounding (docs/explanation/soundness.md); sums over neurons,
+relaxations and the image stay in float64.
 """
 
 from dataclasses import replace
