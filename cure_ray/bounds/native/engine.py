@@ -16,19 +16,18 @@ from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.balls import ball_margins, with_balls
 from cure_ray.bounds.native.branching import Search
-from cure_ray.bounds.native.budget import affordable, neuron_costs
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
 from cure_ray.bounds.native.coupled_margins import coupled_margins
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.effort import Effort
-from cure_ray.bounds.native.intermediate import crown_bounds, optimised_bounds
+from cure_ray.bounds.native.hidden import Nets, hidden_bounds
+from cure_ray.bounds.native.intermediate import crown_bounds
 from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.problem import NativeProblem, joined_bounds, store, visible
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
 from cure_ray.bounds.native.single import with_single_products
 from cure_ray.bounds.native.subproblems import Space, unstable_index
-from cure_ray.bounds.native.windows import row_elements
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT, Box
@@ -157,7 +156,8 @@ class NativeEngine:
 
     def _optimised(self, problem: NativeProblem) -> NativeProblem:
         _, search, decide = self._own(problem)
-        bounds = self._hidden_bounds(problem)
+        assert self.prove is not None
+        bounds = hidden_bounds(Nets(search, self.prove, decide), problem, self.effort, self._elements)
         C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
         value_BS = interval_margins(decide, problem.domain, bounds, C_BSK)
         if not bounds:
@@ -183,44 +183,6 @@ class NativeEngine:
             for kept, alpha in zip(slopes, alphas, strict=True):
                 kept[sample_R, spec_R] = alpha[:, 0].half()
         return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
-
-    def _hidden_bounds(self, problem: NativeProblem) -> list[LayerBounds]:
-        """The best of what the stages before have proven and, as far as the work limit goes, of optimised bounds."""
-        _, search, decide = self._own(problem)
-        bounds, effort = interval_bounds(decide, problem.domain), self.effort
-        if search.hidden < 2 or effort.hidden == "ibp":
-            return bounds
-        if effort.hidden == "crown":
-            return crown_bounds(decide, problem.domain, self._elements(decide))
-        if problem.known is not None:
-            bounds = [loose.tightened(b.lower_BN, b.upper_BN) for loose, b in zip(bounds, problem.known, strict=True)]
-        work_B = sum(b.unstable().sum(1) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
-        whole_B = torch.as_tensor(work_B <= effort.work_limit, device=self.device) | (effort.hidden == "alpha")
-        for chosen, partly in ((whole_B.nonzero(as_tuple=True)[0], False), ((~whole_B).nonzero(as_tuple=True)[0], True)):
-            if len(chosen) == 0:
-                continue
-            some = problem.select(chosen)
-            if partly:
-                tight = self._as_affordable(some)
-            else:
-                known = None if problem.known is None else [b.select(chosen) for b in bounds]
-                tight = optimised_bounds(search, decide, some.domain, self._elements(search), effort.hidden_iterations, known)
-            bounds = [loose.replaced(chosen, better) for loose, better in zip(bounds, tight, strict=True)]
-        return bounds
-
-    def _as_affordable(self, problem: NativeProblem) -> list[LayerBounds]:
-        """CROWN for every hidden layer, and optimised bounds of the neurons that cost the open margins most."""
-        assert self.search is not None
-        assert self.prove is not None
-        domain = problem.domain
-        known = problem.known or crown_bounds(self.prove, domain, self._elements(self.prove))
-        C_BSK = margin_rows(problem.y_B, self.search.classes, torch.float64)
-        relaxations = [Relaxation.of(b) for b in known]
-        open_BS = best_of_slopes(self.prove, domain, known, relaxations, C_BSK) <= 0
-        costs = neuron_costs(self.search, domain, known, C_BSK, open_BS)
-        which = affordable(self.search, known, costs, self.effort.work_limit)
-        rounds = self.effort.hidden_iterations
-        return optimised_bounds(self.search, self.prove, domain, self._elements(self.search), rounds, known, which)
 
     def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
         def run(problem: NativeProblem) -> list[Branching]:
