@@ -203,7 +203,7 @@ def test_the_same_question_gets_the_same_answer_bit_for_bit():
     assert all(torch.equal(a, b) for a, b in zip(*answers, strict=True))
 
 
-def test_cnn7_takes_interval_hidden_bounds_by_itself():
+def test_cnn7_is_bounded_within_a_limit_of_work():
     torch.manual_seed(0)
     net = cnn7((1, 28, 28), 10, [0.0], [1.0], width=0.25).eval()
     engine = NativeEngine(net, effort=Effort(iterations=2, work_limit=1_000_000))
