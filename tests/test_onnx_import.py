@@ -83,6 +83,20 @@ def test_a_foreign_style_network_with_batch_norm_matmul_and_reshape_is_read(tmp_
     NativeEngine(network)
 
 
+@pytest.mark.parametrize(
+    ("weight", "alpha", "read"),
+    [(0.1, 1.0, False), (0.5, 1.0, True), (np.float32(0.1), 0.3, False), (np.float32(0.1), 0.5, True), (1e300, 1.0, False)],
+)
+def test_numbers_that_float32_cannot_hold_are_another_network_and_refused(weight: float, alpha: float, read: bool, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["out"], alpha=alpha)]
+    path = save(tmp_path / "net.onnx", nodes, {"w": np.full((4, 2), weight, np.float64)}, ["N", 1, 2, 2])
+    if read:
+        assert float(load_onnx(path)[-1].weight.detach().max()) == weight * alpha
+    else:
+        with pytest.raises(UserError, match="Gemm .* need more than float32"):
+            load_onnx(path)
+
+
 def test_flat_inputs_take_the_image_shape_from_the_data(tmp_path: Path) -> None:
     constants = {"W": array(12, 6), "B": array(6), "W2": array(6, 3), "half": np.array(0.5, np.float32)}
     nodes = [
