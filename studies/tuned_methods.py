@@ -3,9 +3,9 @@
     python studies/tuned_methods.py --out results/mnist-tuned [--data-dir DIR] [--seeds 3] [--trials 8] [--workers 2]
 
 Every method gets the same search: so many configurations of its own settings, the preset's first, judged by the union certified on
-validation images, the worse two thirds stopped half-way. The best is trained with the other seeds, and the full cascade with branch and bound
-on ball∩[0,1] judges all of them on the first 1,000 test images. Then the weights eta and beta of the best CURE-Scratch are varied one
-at a time. Stop it at any time; the same command continues. What came out is in docs/results.md.
+validation images, the worse two thirds stopped half-way. The best is trained with the other seeds, and the full cascade with branch
+and bound on ball∩[0,1] judges all of them on the first 1,000 test images. Then the weights eta and beta of the best CURE-Scratch are
+varied one at a time. Stop it at any time; the same command continues. What came out is in docs/results.md.
 """
 
 import argparse
