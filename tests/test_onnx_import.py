@@ -93,7 +93,7 @@ def test_numbers_that_float32_cannot_hold_are_another_network_and_refused(weight
     if read:
         assert float(load_onnx(path)[-1].weight.detach().max()) == weight * alpha
     else:
-        with pytest.raises(UserError, match="Gemm .* need more than float32"):
+        with pytest.raises(UserError, match="need more than float32"):
             load_onnx(path)
 
 
