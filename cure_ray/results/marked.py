@@ -2,7 +2,8 @@
 
 `<!-- zoo:protocol mnist linf=0.1,l2=0.3,l1=1 -->` ... `<!-- /zoo -->` holds every network under that protocol: those of the zoo with what
 is proven of them (one row for the seeds of one title), then the published figures. `<!-- zoo:recertified NAME NAME -->` holds networks
-of others, what was proven before beside what is proven now; without names, all there are.
+of others, what was proven before beside what is proven now; without names, all there are. The sections that compare methods are those
+of marked_methods.py.
 """
 
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from cure_ray.errors import UserError
 from cure_ray.results.cards import protocol_key, read_results
 from cure_ray.results.judgement import Measured, measured
+from cure_ray.results.marked_methods import TABLES, methods_section
 from cure_ray.results.statistics import wilson
 from cure_ray.threats.text import read_threats
 from cure_ray.zoo.manifest import Entry, read_manifest
@@ -30,8 +32,11 @@ def fill(text: str, zoo: Path) -> str:
             table = protocol_table(zoo, dataset, threats.strip())
         elif found[2] == "recertified":
             table = recertified_table(zoo, found[3].split())
+        elif found[2] in TABLES:
+            table = methods_section(found[2], zoo, found[3].split())
         else:
-            raise UserError(f"a section of the zoo is zoo:protocol DATASET THREATS or zoo:recertified, not zoo:{found[2]}")
+            kinds = ", ".join(("protocol", *TABLES))
+            raise UserError(f"a section of the zoo is one of {kinds} with DATASET THREATS, or zoo:recertified, not zoo:{found[2]}")
         return f"{found[1]}\n{table}\n\n{found[4]}"  # blank lines: some readers of Markdown see no table without
 
     return _SECTION.sub(section, text)

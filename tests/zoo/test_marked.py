@@ -36,3 +36,31 @@ def test_a_protocol_nobody_knows_and_another_kind_of_section_are_refused() -> No
         fill(MARKS.format("mnist l2=7", ""), ROOT / "zoo")
     with pytest.raises(UserError, match="not zoo:network"):
         fill(MARKS.format("x", "").replace("zoo:protocol", "zoo:network"), ROOT / "zoo")
+
+
+PROTOCOL = "mnist linf=0.1,l2=0.3,l1=1"
+
+
+def section(kind: str, words: str = PROTOCOL) -> str:
+    return fill(f"<!-- zoo:{kind} {words} -->\n<!-- /zoo -->\n", ROOT / "zoo")
+
+
+def test_methods_are_compared_by_their_networks_in_the_zoo() -> None:
+    rows = [line for line in section("methods").splitlines() if line.startswith("| mmr-universal-mnist-random")]
+    assert len(rows) == 1
+    assert "| 92.0 | 90.2 to 93.5 | 92.0 |" in rows[0]
+    shares = [float(cell) for cell in section("stages").splitlines()[4].split("|")[2:-1]]
+    *stages, standing, undecided = shares
+    assert stages == sorted(stages)  # each stage adds to those before it
+    assert stages[-1] == 92.0
+    assert 92.0 <= standing <= 92.0 + 3 * undecided
+    r, align, union = (float(cell.split()[0]) for cell in section("decomposition").splitlines()[4].split("|")[3:6])
+    assert abs(r + align - union) < 0.11
+    assert union == 8.0
+
+
+def test_a_comparison_without_networks_or_with_too_many_words_is_refused() -> None:
+    with pytest.raises(UserError, match="no network of ours for mnist with l2=7"):
+        section("methods", "mnist l2=7")
+    with pytest.raises(UserError, match="takes a data set, threats and perhaps a baseline"):
+        section("stages", "mnist l2=7 max min")
