@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from cure_ray.attacks.apgd import Found, Gradient, descend
 from cure_ray.attacks.losses import ANY, LOSSES, margin, objective, ranked_classes
-from cure_ray.attacks.settings import AttackSettings
+from cure_ray.attacks.settings import OPENING, AttackSettings
 from cure_ray.attacks.vertices import PROPOSALS, search_vertices
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT, Box
 from cure_ray.threats.geometry import distance
 
-_WAVES = (2, 2, 4, 8)  # restarts that run together: few first, because most samples that fall do so at once
+_WAVES = (OPENING, 2, 4, 8)  # restarts that run together: few first
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def attack(
         better = found.margin_R < best_B[piece]
         best_BN[piece[better]], best_B[piece[better]] = found.delta_RN[better], found.margin_R[better]
 
-    for first, count in _waves(settings.restarts):
+    for first, count in _waves(settings.restarts, settings.begun):
         for piece in _pieces(best_B > 0, settings.rows // count):  # a sample that has fallen needs no more restarts
             improve(piece, _wave(problem.select(piece), first, count, settings.steps))
     for turn in range(order_BS.shape[1] if settings.vertices and threat.norm == "l1" else 0):
@@ -105,12 +105,13 @@ def _pieces(wanted_B: Tensor, most: int) -> list[Tensor]:
     return list(todo.split(max(1, most))) if len(todo) else []
 
 
-def _waves(restarts: int) -> Iterator[tuple[int, int]]:
-    """The first restart of each wave and how many there are in it."""
+def _waves(restarts: int, begun: int = 0) -> Iterator[tuple[int, int]]:
+    """The first restart of each wave and how many there are in it; waves that have `begun` before are left out."""
     first, wave = 0, 0
     while first < restarts:
         count = min(_WAVES[min(wave, len(_WAVES) - 1)], restarts - first)
-        yield first, count
+        if first >= begun:
+            yield first, count
         first, wave = first + count, wave + 1
 
 

@@ -1,11 +1,12 @@
 """How hard an attack searches, by name and in numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cure_ray.errors import UserError, nearest
 
 Strength = Literal["default", "strong"]
+OPENING = 2  # restarts that go before all others: most samples that fall do so at once
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,17 @@ class AttackSettings:
     restarts: int = 8  # each with its own start, class to aim at and loss
     rows: int = 1024  # samples times restarts in one forward pass
     vertices: int = 0  # rounds of the search over vertices of the l1 ball, per class aimed at
+    begun: int = 0  # restarts that were made before: the attack goes on from there
+
+    @property
+    def opening(self) -> "AttackSettings":
+        """The first restarts alone: what most falling samples fall to."""
+        return AttackSettings(self.steps, min(OPENING, self.restarts), self.rows)
+
+    @property
+    def rest(self) -> "AttackSettings | None":
+        """What is left of the attack after its opening, if anything."""
+        return replace(self, begun=OPENING) if self.restarts > OPENING or self.vertices else None
 
     @property
     def again(self) -> "AttackSettings":

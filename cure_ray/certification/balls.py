@@ -112,20 +112,20 @@ class _Batch:
         alive = self._alive()
         problem = self._problem(alive)
         last = CLEAN
-        for stage in self.c.settings.stages:
+        for stage, how in _steps(self.c.settings):
             if not len(alive):
                 break
             if stage == "branch-and-bound" and self.c.settings.seconds <= 0:
                 continue
             started, before = time.perf_counter(), len(alive)
-            if stage == "attack":
-                self._attack(alive)
+            if how is not None:
+                self._attack(alive, how)
             elif problem is not None:
                 self._bound(problem, alive, stage)
             share = 0.0 if stage == "branch-and-bound" else (time.perf_counter() - started) / before  # that stage keeps its own time
             for b in alive.tolist():
                 self.outcomes[b].seconds += share
-            last = stage
+            last = last if how is not None and how.begun else stage  # the rest of the attack belongs to the stage it waited for
             still = self._alive()
             if problem is not None and len(still) < before:
                 problem = problem.select(torch.isin(alive, still).nonzero().squeeze(1).to(self.x.device))
@@ -187,8 +187,8 @@ class _Batch:
 
     # ------------------------------------------------------------ attacks
 
-    def _attack(self, alive: Tensor) -> None:
-        self._search(alive, "attack", self.c.settings.attack, steered=True)
+    def _attack(self, alive: Tensor, settings: AttackSettings) -> None:
+        self._search(alive, "attack, continued" if settings.begun else "attack", settings, steered=True)
         for b in alive.tolist():
             outcome = self.outcomes[b]
             if outcome.witness is not None:
@@ -238,6 +238,18 @@ class _Batch:
 
     def _unsound(self, b: int, what: str, image: Tensor | None = None) -> None:
         self.c.alarm.unsound(self.x[b], self.outcomes[b], self.threat, self.indices[b], what, image)
+
+
+def _steps(settings: CascadeSettings) -> list[tuple[str, AttackSettings | None]]:
+    """The stages in order, with what the attack does in its turn. Most samples that fall do so at once, and most others CROWN proves:
+    so the attack opens before CROWN, and the rest of it follows, aimed at what CROWN leaves open."""
+    rest = settings.attack.rest if "crown" in settings.stages else None
+    steps: list[tuple[str, AttackSettings | None]] = []
+    for stage in settings.stages:
+        steps.append((stage, None if stage != "attack" else settings.attack if rest is None else settings.attack.opening))
+        if stage == "crown" and rest is not None and "attack" in settings.stages:
+            steps.append(("attack", rest))
+    return steps
 
 
 def _as_stage(stage: str) -> Stage:

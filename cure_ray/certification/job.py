@@ -49,7 +49,7 @@ class CascadeSettings:
     def key(self) -> dict[str, Any]:
         """Every field but the sizes of batches, by construction: a new one cannot be forgotten."""
         known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "batch"}
-        attack = {name: value for name, value in asdict(self.attack).items() if name != "rows"}
+        attack = {name: value for name, value in asdict(self.attack).items() if name not in ("rows", "begun")}
         return {**known, "stages": list(self.stages), "attack": attack, "box": str(self.box)}
 
     @staticmethod

@@ -45,8 +45,8 @@ class SlopedDomain(BoxDomain):
             self, x_BN=self.x_BN.to(dtype), low_BN=self.low_BN.to(dtype), high_BN=self.high_BN.to(dtype), slope_BKN=self.slope_BKN.to(dtype)
         )
 
-    def minimise(self, A_BSN: Tensor) -> tuple[Tensor, Tensor]:
-        value_BS, offset = super().minimise(A_BSN)
+    def minimise(self, A_BSN: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
+        value_BS, offset = super().minimise(A_BSN, steps)
         return value_BS - torch.matmul(A_BSN, self.slope_BKN.transpose(1, 2)).abs().sum(2), offset
 
     def spread(self, layer: Affine) -> Tensor:

@@ -9,6 +9,10 @@ from cure_ray.attacks import search as search_module
 from cure_ray.attacks.losses import ANY, LOSSES
 from cure_ray.attacks.search import _aims, _schedule, _waves
 from cure_ray.attacks.vertices import search_vertices
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.certification.balls import certify_batch
+from cure_ray.certification.job import CascadeSettings
+from cure_ray.certification.verdict import Status
 from cure_ray.config import Certification
 from cure_ray.errors import UserError
 from cure_ray.networks.models import Network
@@ -98,6 +102,41 @@ def test_restarts_take_every_open_class_with_every_loss() -> None:
 @pytest.mark.parametrize("restarts", [1, 2, 3, 8, 48])
 def test_waves_are_all_restarts_once(restarts: int) -> None:
     assert [n for first, count in _waves(restarts) for n in range(first, first + count)] == list(range(restarts))
+
+
+@pytest.mark.parametrize("restarts", [1, 2, 3, 8, 48])
+def test_an_opening_and_its_rest_are_the_whole_attack(restarts: int) -> None:
+    whole = AttackSettings(10, restarts)
+    parts = [part for part in (whole.opening, whole.rest) if part is not None]
+    assert [wave for part in parts for wave in _waves(part.restarts, part.begun)] == list(_waves(restarts))
+    searching = AttackSettings(10, 2, vertices=3)
+    assert searching.opening.vertices == 0
+    assert searching.rest is not None
+    assert searching.rest.vertices == 3
+
+
+def a_far_class() -> Network:
+    """Class 3 alone can win, and only far from the image: nothing that follows or aims at the nearest classes sees it."""
+    weight = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.1, 0.0, 0.0, 0.0], [0.0, 0.1, 0.0, 0.0], [0.0, 0.0, 9.0, -9.0]])
+    return layers((torch.eye(4), torch.zeros(4)), (weight, torch.tensor([1.0, 0.85, 0.84, -4.5])))
+
+
+def test_the_rest_of_an_attack_finds_what_its_opening_cannot() -> None:
+    x, y = torch.full((3, 1, 1, 4), 0.5), torch.zeros(3, dtype=torch.long)
+    threat, whole = Ball("l1", 0.65), AttackSettings(10, 8)
+    assert broken(a_far_class(), x, y, threat, whole.opening) == [False] * 3
+    assert whole.rest is not None
+    assert broken(a_far_class(), x, y, threat, whole.rest) == [True] * 3
+
+
+@pytest.mark.parametrize("stages", [("attack", "crown", "alpha-crown"), ("attack",), ("attack", "crown")])
+def test_a_cascade_makes_the_whole_attack_wherever_it_stops(stages: tuple[str, ...]) -> None:
+    x, y = torch.full((3, 1, 1, 4), 0.5), torch.zeros(3, dtype=torch.long)
+    settings = CascadeSettings(stages, attack=AttackSettings(10, 8))
+    outcomes = certify_batch(NativeEngine(a_far_class()), a_far_class(), x, y, Ball("l1", 0.65), settings)
+    assert [(o.status, o.stage) for o in outcomes] == [(Status.FALSIFIED, "attack")] * 3
+    standing = certify_batch(NativeEngine(a_far_class()), a_far_class(), x, y, Ball("l1", 0.58), settings)
+    assert all(o.stage == stages[-1] for o in standing if o.status == Status.UNKNOWN)
 
 
 def test_bounds_lead_the_attack_to_the_class_that_can_be_reached() -> None:

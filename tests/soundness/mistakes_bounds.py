@@ -97,6 +97,42 @@ BOUNDS = [
     ("CROWN: intercept missing", "bounds/native/linear.py", "b_BS = b_BS + intercept_BS", "b_BS = b_BS + 0 * intercept_BS"),
     ("CROWN: bias missing", "bounds/native/linear.py", "b_BS = b_BS + A_BSN @ layer.bias_N", "b_BS = b_BS + 0 * (A_BSN @ layer.bias_N)"),
     ("CROWN: sign of a clamp", "bounds/native/linear.py", "negative_BSN = A_BSN.clamp_max(0)", "negative_BSN = A_BSN.clamp_min(0)"),
+    (
+        "enclosure: intercepts of the ends exchanged",
+        "bounds/native/linear.py",
+        "below_BS = torch.matmul(A_BSN.clamp_max(0), intercept_BN1)",
+        "below_BS = torch.matmul(A_BSN.clamp_min(0), intercept_BN1)",
+    ),
+    (
+        "enclosure: intercept missing above",
+        "bounds/native/linear.py",
+        "high_BS + above_BS + shift_BS + lost_BS",
+        "high_BS + shift_BS + lost_BS",
+    ),
+    (
+        "enclosure: bias missing",
+        "bounds/native/linear.py",
+        "shift_BS = A_BSN @ layer.bias_N",
+        "shift_BS = 0 * (A_BSN @ layer.bias_N)",
+    ),
+    (
+        "enclosure: the other end of the image",
+        "bounds/native/linear.py",
+        "-domain.minimise(-A_BSN, STEPS)[0]",
+        "domain.minimise(A_BSN, STEPS)[0]",
+    ),
+    (
+        "enclosure: what products lose is not charged above",
+        "bounds/native/linear.py",
+        "high_BS + above_BS + shift_BS + lost_BS",
+        "high_BS + above_BS + shift_BS",
+    ),
+    (
+        "enclosure: kept for the wrong neuron",
+        "bounds/native/intermediate.py",
+        "self._keep(samples.unsqueeze(1).expand_as(neuron_GS), neuron_GS,",
+        "self._keep(samples.unsqueeze(1).expand_as(neuron_GS), neuron_GS.flip(1),",
+    ),
     ("windows: padding forgotten", "bounds/native/windows.py", "(self.shift[0] * sy + py,", "(self.shift[0] * sy,"),
     (
         "windows: intercept missing",

@@ -66,6 +66,9 @@ def _check_point(network: nn.Sequential, norm: str) -> None:
         rows = Rows(net, k, relaxations, whole, problem.domain)
         rows.crown(every, 1_000_000)
         _inside(truth[k], *_ends(rows.bounds), f"CROWN, layer {k}")
+        rows = Rows(net, k, relaxations, whole, problem.domain)
+        rows.enclose(every, 1_000_000)
+        _inside(truth[k], *_ends(rows.bounds), f"enclosed, layer {k}")
         low = [Relaxation.of(b.to(torch.float32)) for b in exact[:k]]
         tried = Rows(engine.search, k, low, whole.to(torch.float32), problem.domain.to(torch.float32))
         rows = Rows(net, k, relaxations, whole, problem.domain)

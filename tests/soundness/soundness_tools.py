@@ -37,6 +37,7 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
         "crown": crown_bounds(net, domain, 100_000),
         "alpha": optimised_bounds(engine.search, net, domain, 100_000, 4),
     }
+    hidden["enclosed"] = enclosed(net, domain, hidden["ibp"])
     for name, bounds in hidden.items():
         assert len(bounds) == len(layers) - 1
         for k, b in enumerate(bounds):
@@ -60,6 +61,20 @@ def check_sound(case: SimpleNamespace, norm: str, eps: float, box: bool, branch:
         for b, result in enumerate(engine.branch(problem, seconds=60.0, nodes=40)):
             assert (result.margins <= attained[b] + TOLERANCE).all(), "branch and bound: above an attained margin"
             assert (result.margins <= clean[b] + TOLERANCE).all()
+
+
+def enclosed(net: object, domain: object, bounds: list) -> list:
+    """Every layer by one pass with parallel lines on the interval bounds below it."""
+    from cure_ray.bounds.native.intermediate import Rows
+    from cure_ray.bounds.native.relaxation import Relaxation
+
+    found = bounds[:1]
+    for k in range(1, net.hidden):
+        far = torch.full_like(bounds[k].lower_BN, 1e6)
+        rows = Rows(net, k, [Relaxation.of(b) for b in bounds[:k]], replace(bounds[k], lower_BN=-far, upper_BN=far), domain)
+        rows.enclose(torch.ones_like(far, dtype=torch.bool), 100_000)
+        found.append(rows.bounds)
+    return found
 
 
 def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Tensor) -> None:

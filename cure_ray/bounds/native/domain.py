@@ -60,10 +60,10 @@ class Domain:
         """Steps on the dual multiplier: any number is sound, so the searching pass takes few."""
         return 4 if self.x_BN.dtype == torch.float32 else 8
 
-    def minimise(self, A_BSN: Tensor) -> tuple[Tensor, Tensor]:
+    def minimise(self, A_BSN: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
         """min of A.x over the set for every row, [B, S]; and the offset of a minimiser."""
         x, low, high = (t.unsqueeze(1) for t in (self.x_BN, self.low_BN, self.high_BN))
-        return minimise_linear(A_BSN, x, low, high, self.threat, self.box, self.steps)
+        return minimise_linear(A_BSN, x, low, high, self.threat, self.box, steps or self.steps)
 
     def spread(self, layer: Affine) -> Tensor:
         """How far an affine layer's outputs move with the offsets, [B, N]."""

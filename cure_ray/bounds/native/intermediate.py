@@ -16,10 +16,12 @@ from cure_ray.bounds.native.coupled import CoupledRows, dense_rows
 from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
 from cure_ray.bounds.native.coupled_ascent import ascend, start
 from cure_ray.bounds.native.domain import Domain
-from cure_ray.bounds.native.linear import evaluate
+from cure_ray.bounds.native.linear import enclose, evaluate
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_layer
 from cure_ray.bounds.native.windows import gather_rows, row_elements, windows_pay
+
+LOOSE = 0.4  # share of a layer's neurons that intervals leave unstable, from which on an enclosure pays
 
 
 def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBounds]:
@@ -28,6 +30,9 @@ def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBoun
     relaxations = [Relaxation.of(b) for b in bounds]
     for k in range(1, net.hidden):
         rows = Rows(net, k, relaxations, interval_layer(net.layers[k], bounds[-1], net.gamma), domain)
+        unstable_BN = rows.bounds.unstable()
+        if not windows_pay(net, k):  # what an enclosure makes stable, as most where intervals decide little, needs no CROWN
+            rows.enclose(unstable_BN & (unstable_BN.double().mean(1, keepdim=True) >= LOOSE), elements)
         rows.crown(rows.bounds.unstable(), elements)
         if domain.threat.norm != "linf":
             # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
@@ -77,6 +82,15 @@ class Rows:
 
     def __init__(self, net: Compiled, k: int, relaxations: Sequence[Relaxation], bounds: LayerBounds, domain: Domain) -> None:
         self.net, self.k, self.relaxations, self.bounds, self.domain = net, k, relaxations, bounds, domain
+
+    def enclose(self, mask_BN: Tensor, elements: int) -> None:
+        """Both ends of the neurons in the mask by one pass with parallel lines, half of CROWN's price or less."""
+        layer = self.net.layers[self.k]
+        for samples, neuron_GS in dense_groups(mask_BN, max(1, elements // (2 * row_elements(self.net, self.k)))):
+            relaxations, domain = [r.select(samples) for r in self.relaxations], self.domain.select(samples)
+            low_GS, high_GS = enclose(self.net.layers[: self.k], relaxations, domain, layer_rows(layer, neuron_GS), self.net.gamma)
+            guard_GS = self._guard(samples, neuron_GS)
+            self._keep(samples.unsqueeze(1).expand_as(neuron_GS), neuron_GS, low_GS - guard_GS, high_GS + guard_GS)
 
     def crown(self, mask_BN: Tensor, elements: int, zero: bool = False) -> None:
         """Plain CROWN for the neurons in the mask with adaptive slopes, or with zero slopes."""
@@ -151,9 +165,13 @@ class Rows:
     def _start(self, samples: Tensor, neuron_GS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows +z and -z, [G, 2S, N] on the post-activations below; their constants; and the rounding of both."""
         A_GSN, b_GS = layer_rows(self.net.layers[self.k], neuron_GS)
+        guard_GS = self._guard(samples, neuron_GS)
+        return torch.cat([A_GSN, -A_GSN], 1), torch.cat([b_GS, -b_GS], 1), torch.cat([guard_GS, guard_GS], 1)
+
+    def _guard(self, samples: Tensor, neuron_GS: Tensor) -> Tensor:
+        """The rounding of rows before they begin their pass."""
         scale_GS = torch.gather(self.bounds.scale_BN[samples], 1, neuron_GS)
-        guard = (4 * self.net.gamma + self.net.layers[self.k].lost) * torch.cat([scale_GS, scale_GS], 1)
-        return torch.cat([A_GSN, -A_GSN], 1), torch.cat([b_GS, -b_GS], 1), guard
+        return (4 * self.net.gamma + self.net.layers[self.k].lost) * scale_GS
 
     def _keep(self, samples: Tensor, neurons: Tensor, lower_R: Tensor, upper_R: Tensor) -> None:
         lower_BN, upper_BN = self.bounds.lower_BN.clone(), self.bounds.upper_BN.clone()

@@ -16,6 +16,8 @@ from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, start_magnitude, start_rows
 from cure_ray.bounds.native.rounding import weighed
 
+STEPS = 2  # on the dual multiplier of an enclosure: it has little to lose where it decides
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -55,7 +57,7 @@ def evaluate(
             A_BSN = A_BSN + multipliers[i]
         b_BS = b_BS + A_BSN @ layer.bias_N
         if gamma:
-            b_BS = b_BS - (4 * gamma + layer.lost) * weighed(A_BSN, relaxation.scale_BN, layer.floor)
+            b_BS = b_BS - _lost(A_BSN, relaxation, layer, gamma)
         A_BSN = layer.transpose(A_BSN.flatten(0, 1)).view(B, S, layer.inputs)
     value_BS, offset_BSN = domain.minimise(A_BSN)
     value_BS = value_BS + b_BS
@@ -66,6 +68,36 @@ def evaluate(
     coefficients.reverse()
     point_BSN = domain.x_BN.unsqueeze(1) + offset_BSN
     return Evaluation(value_BS, coefficients, _replay(layers, relaxations, coefficients, slopes, point_BSN))
+
+
+def enclose(
+    layers: Sequence[Affine], relaxations: Sequence[Relaxation], domain: Domain, rows: tuple[Tensor, Tensor], gamma: float
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds [B, S] of the rows: `evaluate` of A and of -A with the upper line's slope for the lower line as well.
+
+    Parallel lines give both the same coefficients up to the sign, so one pass serves two. Where most neurons below are stable it
+    decides nearly all that CROWN decides.
+    """
+    A_BSN, b_BS = rows
+    B, S = b_BS.shape
+    low_BS, high_BS = b_BS, b_BS
+    for layer, relaxation in zip(reversed(layers), reversed(relaxations), strict=True):
+        intercept_BN1 = relaxation.upper_intercept_BN.unsqueeze(-1)
+        below_BS = torch.matmul(A_BSN.clamp_max(0), intercept_BN1).squeeze(-1)
+        above_BS = torch.matmul(A_BSN.clamp_min(0), intercept_BN1).squeeze(-1)
+        A_BSN = A_BSN * relaxation.upper_slope_BN.unsqueeze(1)
+        shift_BS = A_BSN @ layer.bias_N
+        lost_BS = _lost(A_BSN, relaxation, layer, gamma) if gamma else torch.zeros_like(b_BS)
+        low_BS, high_BS = low_BS + below_BS + shift_BS - lost_BS, high_BS + above_BS + shift_BS + lost_BS
+        A_BSN = layer.transpose(A_BSN.flatten(0, 1)).view(B, S, layer.inputs)
+    lost_BS = 4 * gamma * weighed(A_BSN, domain.reach) if gamma else torch.zeros_like(b_BS)
+    least_BS, most_BS = domain.minimise(A_BSN, STEPS)[0], -domain.minimise(-A_BSN, STEPS)[0]
+    return low_BS + least_BS - lost_BS, high_BS + most_BS + lost_BS
+
+
+def _lost(A_BSN: Tensor, relaxation: Relaxation, layer: Affine, gamma: float) -> Tensor:
+    """What rounding can take on the way through a layer, of coefficients on its pre-activations."""
+    return (4 * gamma + layer.lost) * weighed(A_BSN, relaxation.scale_BN, layer.floor)
 
 
 def through_relu(A_BSN: Tensor, relaxation: Relaxation, slope: Tensor) -> tuple[Tensor, Tensor]:
