@@ -63,6 +63,9 @@ def fsck(store: Store) -> list[Finding]:
             findings.append(Finding("torn", what, f"verdicts/{name}"))
         elif not name.endswith(".parquet"):
             findings.append(Finding("foreign", f"verdicts/{name} is no shard of this store"))
+    for name in store.files.names("witnesses", ".partial"):
+        what = f"witnesses/{name} is a counterexample whose writing was interrupted; it is safe to delete"
+        findings.append(Finding("torn", what, f"witnesses/{name}"))
     for key, count in sorted(seen.items()):
         if count > 1:
             digest, threat, index = key

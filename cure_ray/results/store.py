@@ -27,6 +27,7 @@ from cure_ray.threats import Balls, Threat
 _STORE = {"schema_version": int, "dataset": str, "split": str, "data_digest": str, "many": bool}  # store.json
 _PLAN = {"run_id": str, "checkpoint_digest": str, "threats": dict}  # of plans/*.json, besides the keys of the job
 _INDEX = [*KEY, "eps", "grid", "run_id"]
+_READS = 5  # a store is read anew so often if others merge its shards meanwhile
 
 
 class Store:
@@ -217,9 +218,25 @@ class Store:
         return self._tables(columns)
 
     def _tables(self, columns: list[str] | None) -> pa.Table:
-        tables = [self.read_shard(name, columns) for name in self.shards()]
+        """All rows, once each, also while another call merges shards: where one goes that was listed, its rows stand in another by then."""
+        for attempt in range(_READS):
+            names = self.shards()
+            try:
+                return self._rows(names, columns)
+            except UserError:
+                if attempt + 1 == _READS or all(self.files.exists(f"verdicts/{name}") for name in names):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _rows(self, names: Sequence[str], columns: list[str] | None) -> pa.Table:
+        tables, merged = dict[str, pa.Table](), set[str]()
+        for name in names:
+            data, where = self._shard(name)
+            tables[name] = shards.parse(data, where, columns)
+            merged.update(part for part in shards.replaces(data, where) if part != name)
         schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(c) for c in columns])
-        return pa.concat_tables(t.cast(schema) for t in tables) if tables else schema.empty_table()
+        kept = [table.cast(schema) for name, table in tables.items() if name not in merged]
+        return pa.concat_tables(kept) if kept else schema.empty_table()
 
     def read_shard(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """The rows of one file; UserError naming it if it is damaged."""

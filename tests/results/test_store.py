@@ -95,10 +95,12 @@ def test_fsck_names_missing_torn_duplicated_and_foreign(tmp_path: Path) -> None:
     store.write(Shard(foreign, (L2,), (0,)), [verdict(L2, 0, job=foreign)])
     (folder / ".half.parquet.partial").write_bytes(b"x")
     (folder / "notes.txt").write_text("?")
+    (folder.parent / "witnesses").mkdir(exist_ok=True)
+    (folder.parent / "witnesses" / ".half.npy.partial").write_bytes(b"x")
     found = [str(f) for f in fsck(store)]
     assert any(f.startswith("missing: linf=0.1") and "(0-5)" in f for f in found)
     assert sum(f.startswith("torn") and ".parquet is damaged" in f for f in found) == 2
-    assert any("interrupted" in f for f in found)
+    assert sum("interrupted" in f for f in found) == 2
     assert any(f.startswith("duplicated: sample 6") for f in found)
     assert sum(f.startswith("foreign") for f in found) == 2
     assert fourth.exists()
@@ -259,6 +261,43 @@ def test_whatever_is_changed_in_a_job_or_its_settings_makes_another_run() -> Non
         seen.add(job.run_id)
         assert Job.of(json.loads(json.dumps(job.key()))) == job
     assert dataclasses.replace(JOB, settings=dataclasses.replace(plain, batch=7)).run_id == JOB.run_id
+
+
+@pytest.mark.parametrize("point", [0, 3, 7])
+def test_a_reader_beside_a_call_that_merges_shards_sees_every_row_once(point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards are merged after the reader has listed them and read `point` of them."""
+    store, other = create(str(tmp_path / "s")), Store(tmp_path / "s")
+    fill(store, JOB, [LINF], list(range(16)), size=2)
+    read, seen = store.files.read_bytes, list[str]()
+
+    def merged_meanwhile(name: str) -> bytes:
+        if len(seen) == point:
+            other.compact(JOB, [LINF])
+        seen.append(name)
+        return read(name)
+
+    monkeypatch.setattr(store.files, "read_bytes", merged_meanwhile)
+    assert sorted(store.read(["sample_index"]).column("sample_index").to_pylist()) == list(range(16))
+    assert len(seen) > point + 1
+    assert len(other.shards()) == 1
+
+
+def test_a_merged_shard_beside_its_parts_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF], list(range(8)), size=2)
+    monkeypatch.setattr(store, "discard", lambda file: None)  # as if killed, or still on the way, before the parts go
+    store.compact(JOB, [LINF])
+    assert len(store.shards()) == 5
+    assert sorted(store.read(["sample_index"]).column("sample_index").to_pylist()) == list(range(8))
+
+
+def test_a_damaged_shard_is_still_named(tmp_path: Path) -> None:
+    store = create(str(tmp_path / "s"))
+    fill(store, JOB, [LINF], list(range(8)), size=2)
+    first, *_ = sorted((tmp_path / "s" / "verdicts").iterdir())
+    first.write_bytes(first.read_bytes()[:50])
+    with pytest.raises(UserError, match=first.name[:12]):
+        store.read()
 
 
 def test_a_process_killed_while_writing_leaves_no_half_shard(tmp_path: Path) -> None:
