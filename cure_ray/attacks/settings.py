@@ -7,6 +7,7 @@ from cure_ray.errors import UserError, nearest
 
 Strength = Literal["default", "strong"]
 OPENING = 2  # restarts that go before all others: most samples that fall do so at once
+CLOSING, VERTICES = 8, 16  # restarts and rounds over vertices before branch and bound
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class AttackSettings:
     def rest(self) -> "AttackSettings | None":
         """What is left of the attack after its opening, if anything."""
         return replace(self, begun=OPENING) if self.restarts > OPENING or self.vertices else None
+
+    @property
+    def closing(self) -> "AttackSettings":
+        """The attack before the most expensive stage, when few classes are open: in l1 over vertices as well, where it finds most."""
+        return AttackSettings(self.steps, min(CLOSING, self.restarts), self.rows, max(VERTICES, self.vertices))
 
     @property
     def again(self) -> "AttackSettings":

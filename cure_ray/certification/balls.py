@@ -112,20 +112,22 @@ class _Batch:
         alive = self._alive()
         problem = self._problem(alive)
         last = CLEAN
-        for stage, how in _steps(self.c.settings):
+        for step in _steps(self.c.settings):
+            stage = step.stage
             if not len(alive):
                 break
             if stage == "branch-and-bound" and self.c.settings.seconds <= 0:
                 continue
             started, before = time.perf_counter(), len(alive)
-            if how is not None:
-                self._attack(alive, how)
+            if step.attack is not None:
+                self._attack(alive, step.attack, step.purpose)
             elif problem is not None:
                 self._bound(problem, alive, stage)
             share = 0.0 if stage == "branch-and-bound" else (time.perf_counter() - started) / before  # that stage keeps its own time
             for b in alive.tolist():
                 self.outcomes[b].seconds += share
-            last = last if how is not None and how.begun else stage  # the rest of the attack belongs to the stage it waited for
+            if step.purpose == "attack":  # an attack in between belongs to the stage before it
+                last = stage
             still = self._alive()
             if problem is not None and len(still) < before:
                 problem = problem.select(torch.isin(alive, still).nonzero().squeeze(1).to(self.x.device))
@@ -187,8 +189,8 @@ class _Batch:
 
     # ------------------------------------------------------------ attacks
 
-    def _attack(self, alive: Tensor, settings: AttackSettings) -> None:
-        self._search(alive, "attack, continued" if settings.begun else "attack", settings, steered=True)
+    def _attack(self, alive: Tensor, settings: AttackSettings, purpose: str) -> None:
+        self._search(alive, purpose, settings, steered=True)
         for b in alive.tolist():
             outcome = self.outcomes[b]
             if outcome.witness is not None:
@@ -240,15 +242,26 @@ class _Batch:
         self.c.alarm.unsound(self.x[b], self.outcomes[b], self.threat, self.indices[b], what, image)
 
 
-def _steps(settings: CascadeSettings) -> list[tuple[str, AttackSettings | None]]:
-    """The stages in order, with what the attack does in its turn. Most samples that fall do so at once, and most others CROWN proves:
-    so the attack opens before CROWN, and the rest of it follows, aimed at what CROWN leaves open."""
-    rest = settings.attack.rest if "crown" in settings.stages else None
-    steps: list[tuple[str, AttackSettings | None]] = []
+@dataclass(frozen=True)
+class _Step:
+    """A bound stage, or what the attack does in one of its turns; the purpose names its random stream."""
+
+    stage: str
+    attack: AttackSettings | None = None
+    purpose: str = "attack"
+
+
+def _steps(settings: CascadeSettings) -> list[_Step]:
+    """Most samples that fall do so at once, and most others CROWN proves: so the attack opens before CROWN, and the rest of it
+    follows, aimed at what CROWN leaves open. Branch and bound costs more than any attack, so one more goes before it."""
+    attack, steps = settings.attack, list[_Step]()
+    parted = "attack" in settings.stages and "crown" in settings.stages
     for stage in settings.stages:
-        steps.append((stage, None if stage != "attack" else settings.attack if rest is None else settings.attack.opening))
-        if stage == "crown" and rest is not None and "attack" in settings.stages:
-            steps.append(("attack", rest))
+        if stage == "branch-and-bound" and "attack" in settings.stages and "alpha-crown" in settings.stages and settings.seconds > 0:
+            steps.append(_Step("attack", attack.closing, "attack before branching"))
+        steps.append(_Step(stage, None if stage != "attack" else attack.opening if parted else attack))
+        if stage == "crown" and parted and attack.rest is not None:
+            steps.append(_Step("attack", attack.rest, "rest of the attack"))
     return steps
 
 

@@ -197,3 +197,9 @@ def test_attacks_are_known_by_name_in_the_configuration_and_on_the_command_line(
 def test_what_is_certified_is_attacked_from_the_image_and_from_elsewhere() -> None:
     assert AttackSettings().again == AttackSettings(14, 2)
     assert AttackSettings(5, 1).again.restarts == 1
+
+
+def test_the_attack_before_branch_and_bound_is_no_longer_than_the_default_and_searches_vertices() -> None:
+    assert AttackSettings().closing == AttackSettings(14, 8, vertices=16)
+    assert STRENGTHS["strong"].closing == AttackSettings(40, 8, vertices=24)
+    assert AttackSettings(5, 1).closing.restarts == 1

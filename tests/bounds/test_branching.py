@@ -20,7 +20,9 @@ def numbered(first: int, count: int) -> Nodes:
     """Rows that all carry their number, so that a mixed-up row shows."""
     n = torch.arange(first, first + count)
     wide = n.unsqueeze(1).expand(-1, 5)
-    return Nodes(n.float(), n, n + 1, (wide % 100).to(torch.int8), wide.float(), -wide.float(), wide[:, :2].float(), wide[:, :3])
+    return Nodes(
+        n.float(), n, n + 1, (wide % 100).to(torch.int8), wide.float(), -wide.float(), wide[:, :2].float(), wide[:, :3], n % 2 == 0
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -154,13 +154,15 @@ BOUNDS = [
         "return layer.weight[neuron_GS], layer.bias_N[neuron_GS]",
         "return layer.weight[neuron_GS], 0 * layer.bias_N[neuron_GS]",
     ),
-    ("splits: multiplier of the wrong sign", "bounds/native/subproblems.py", "force_DU = -split_DU", "force_DU = split_DU"),
+    ("splits: multiplier of the wrong sign", "bounds/native/subproblems.py", "force_DU = -frame.sign_DU", "force_DU = frame.sign_DU"),
+    ("splits: what is on taken for off", "bounds/native/subproblems.py", "one_DU = on.to(", "one_DU = off.to("),
     (
-        "splits: the wrong side is clipped",
+        "splits: the neurons of another sample",
         "bounds/native/subproblems.py",
-        "torch.where(split_DN > 0, lower_DN.clamp_min(0), lower_DN)",
-        "torch.where(split_DN < 0, lower_DN.clamp_min(0), lower_DN)",
+        "c = self.compact.select(sample_D)",
+        "c = self.compact.select(sample_D.flip(0))",
     ),
+    ("splits: bounds of both kinds in the wrong order", "bounds/native/subproblems.py", "torch.cat(values)[back_D]", "torch.cat(values)"),
     (
         "branching: a child forgotten",
         "bounds/native/branching.py",
@@ -455,8 +457,8 @@ RESIDUAL = [
     (
         "splits: what is carried forgotten",
         "bounds/native/subproblems.py",
-        "LayerBounds(lower, upper, scale, carried)",
-        "LayerBounds(lower, upper, scale)",
+        "Relaxation.of(b).tensors() for b in bounds",
+        "Relaxation.of(replace(b, carried_N=None)).tensors() for b in bounds",
     ),
     (
         "the larger branch alone moves a sum",

@@ -100,7 +100,11 @@ def check_splits(engine: object, problem: object, layers: list[Tensor], y_B: Ten
         for spec in range(margins.shape[1]):
             specs = torch.full((len(y_B),), spec)
             price_BL = torch.rand(len(y_B), len(problem.bounds), generator=g, dtype=torch.float64) * 3
-            nodes = Nodes(margins[:, spec], torch.arange(len(y_B)), specs, split_BU, alpha_BU, beta_BU, price_BL, specs.unsqueeze(1))
+            plain_B = (torch.arange(len(y_B)) + p) % 2 == 0
+            candidate_BK = specs.unsqueeze(1)
+            nodes = Nodes(margins[:, spec], torch.arange(len(y_B)), specs, split_BU, alpha_BU, beta_BU, price_BL, candidate_BK, plain_B)
+            if not problem.domain.balls:
+                nodes.plain_D = torch.ones_like(plain_B)
             assert (space.value(nodes) <= margins[:, spec] + TOLERANCE).all(), "a split bound is above a point that obeys the splits"
 
 

@@ -56,7 +56,8 @@ class Search:
         split_DU = torch.zeros_like(alpha_DU, dtype=torch.int8)
         bound_D = margin_BS[sample_D, spec_D].to(alpha_DU.dtype)
         none = torch.full((len(sample_D), settings.candidates + 1), -1, dtype=torch.long, device=margin_BS.device)
-        roots = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, beta_DU, price_DL, none)
+        plain_D = torch.full_like(sample_D, not quick.domain.balls, dtype=torch.bool)
+        roots = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, beta_DU, price_DL, none, plain_D)
         self.open = Pool(roots)
         self.open.add(roots)
         self.leaves_BS = todo_BS.long()  # leaves not closed yet
@@ -167,16 +168,15 @@ class Search:
         split = picked.split_DU[:, None, None].expand(D, K, 2, -1).clone()
         sign = torch.tensor([1, -1], dtype=torch.int8, device=split.device).view(1, 1, 2, 1).expand(D, K, 2, 1)
         split.scatter_(3, picked.candidate_DK.clamp_min(0).view(D, K, 1, 1).expand(D, K, 2, 1), sign)
-        if K > 1:  # try every candidate with the parent's slopes and multipliers
-            many = torch.arange(D, device=split.device).repeat_interleave(2 * K)
-            tried = picked.select(many)
-            tried.split_DU = split.reshape(D * K * 2, -1)
-            value_DK2 = self.quick.value(tried).view(D, K, 2).clamp_max(0)
-            value_DK2 = torch.maximum(value_DK2, picked.bound_D[:, None, None])
+        best_D = torch.zeros(D, dtype=torch.long, device=split.device)
+        unsure = (valid_DK & (picked.candidate_DK != picked.candidate_DK[:, :1])).any(1).nonzero(as_tuple=True)[0]
+        if len(unsure):  # try every candidate with the parent's slopes and multipliers
+            tried = picked.select(unsure.repeat_interleave(2 * K))
+            tried.split_DU = split[unsure].reshape(len(unsure) * K * 2, -1)
+            value_DK2 = self.quick.value(tried).view(-1, K, 2).clamp_max(0)
+            value_DK2 = torch.maximum(value_DK2, picked.bound_D[unsure][:, None, None])
             score_DK = value_DK2.amin(2) + 0.3 * value_DK2.amax(2)
-            best_D = score_DK.masked_fill(~valid_DK, -torch.inf).argmax(1)
-        else:
-            best_D = torch.zeros(D, dtype=torch.long, device=split.device)
+            best_D[unsure] = score_DK.masked_fill(~valid_DK[unsure], -torch.inf).argmax(1)
         rows = torch.arange(D, device=split.device)
         twice = rows.repeat_interleave(2)
         children = picked.select(twice)

@@ -1,5 +1,7 @@
 """Bounds of sub-problems: ascent in their slopes and multipliers, and which neurons to split next."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,39 +12,65 @@ from cure_ray.bounds.native.nodes import Nodes
 from cure_ray.bounds.native.relaxation import Relaxation
 from cure_ray.bounds.native.subproblems import Space
 
+TRIAL = 3  # splits between two tries without balls, after the first two of these
+WORTH = 1.5  # a bound without balls may be so much further from 0, because its search begins anew and costs half
+
 
 def bounded(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
-    """Ascent in slopes and multipliers together; also scores the next neurons to split."""
-    if space.domain.balls:
-        return _coupled(space, nodes, iterations, rate, decay, candidates)
-    sample_D, split_DU = nodes.sample_D, nodes.split_DU
-    relaxations = space.relaxations(sample_D, split_DU)
-    free_DU = space.gather(sample_D, [r.unstable_BN.to(nodes.alpha_DU.dtype) for r in relaxations])
-    sign_DU = split_DU.to(nodes.alpha_DU.dtype)
+    """Ascent in slopes and multipliers, or with balls in coefficients and multipliers; also scores the next neurons to split."""
+    plain, coupled, back_D = nodes.by_kind()
+    found = []
+    if len(plain):
+        found.append(_plain(space, plain, iterations, rate, decay, candidates))
+    if len(coupled):
+        found.append(_tried(space, coupled, iterations, rate, decay, candidates))
+    both = Nodes.joined(found).select(back_D)
+    return replace(both, bound_D=torch.maximum(both.bound_D, nodes.bound_D))  # a child is part of its parent
+
+
+def _tried(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
+    """Every so many splits also bound without balls, and stay with what is better. Balls win near the root; deep in a tree, where
+    splits cut more than the ball does, slopes and split multipliers alone are found in fewer steps, and each costs half."""
+    found = _coupled(space, nodes, iterations, rate, decay, candidates)
+    depth_D = (nodes.split_DU != 0).sum(1)
+    index = ((depth_D % TRIAL == 0) & (depth_D > TRIAL) & ~(found.bound_D > 0)).nonzero(as_tuple=True)[0]
+    if len(index) == 0:
+        return found
+    other = _plain(space, space.without_balls(nodes.select(index)), 2 * iterations, rate, decay, candidates)
+    better_D = other.bound_D > WORTH * found.bound_D[index]
+    taken, rest = index[better_D], torch.ones_like(found.bound_D, dtype=torch.bool)
+    rest[taken] = False
+    kept = rest.nonzero(as_tuple=True)[0]
+    return Nodes.joined([found.select(kept), other.select(better_D)]).select(torch.cat([kept, taken]).argsort())
+
+
+def _plain(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
+    """Slopes and multipliers of splits together."""
+    frame = space.frame(nodes)
+    free_DU = frame.relaxed.unstable_BN
     alpha_DU, beta_DU = nodes.alpha_DU.clone(), nodes.beta_DU.clone()
     best_D = torch.full_like(nodes.bound_D, -torch.inf)
     best_alpha, best_beta = alpha_DU.clone(), beta_DU.clone()
     ascent = Ascent([alpha_DU, beta_DU])
     score_DU = second_DU = torch.zeros_like(alpha_DU)
     for t in range(iterations):
-        found, _ = space.bound(sample_D, nodes.spec_D, split_DU, alpha_DU, beta_DU, True, relaxations)
+        found = space.bound(frame, alpha_DU, beta_DU, trace=True)
         value_D = found.value_BS[:, 0]
         better_D = value_D > best_D
         best_D = torch.where(better_D, value_D, best_D)
         best_alpha = torch.where(better_D.unsqueeze(1), alpha_DU, best_alpha)
         best_beta = torch.where(better_D.unsqueeze(1), beta_DU, best_beta)
-        A_DU = space.gather(sample_D, found.coefficients)
-        z_DU = space.gather(sample_D, found.preactivations)
+        A_DU = space.gather(nodes.sample_D, found.coefficients)
+        z_DU = space.gather(nodes.sample_D, found.preactivations)
         done = t + 1 == iterations or bool((best_D > 0).all())
         if done:
-            score_DU, second_DU = _scores(space, sample_D, relaxations, A_DU, z_DU, alpha_DU)
+            score_DU, second_DU = _scores(frame.relaxed, A_DU, z_DU, alpha_DU)
             break
-        ascent.step([alpha_DU, beta_DU], [A_DU.clamp_min(0) * z_DU * free_DU, -z_DU * sign_DU], rate * decay**t)
+        ascent.step([alpha_DU, beta_DU], [A_DU.clamp_min(0) * z_DU * free_DU, -z_DU * frame.sign_DU], rate * decay**t)
         alpha_DU.clamp_(0, 1)
         beta_DU.clamp_min_(0)
-    candidate_DK = _candidates(score_DU, second_DU, free_DU > 0, candidates)
-    bound_D = torch.maximum(best_D, nodes.bound_D)  # a child is part of its parent
-    return Nodes(bound_D, sample_D, nodes.spec_D, split_DU, best_alpha, best_beta, nodes.price_DL, candidate_DK)
+    candidate_DK = _candidates(score_DU, second_DU, free_DU, candidates)
+    return replace(nodes, bound_D=best_D, alpha_DU=best_alpha, beta_DU=best_beta, candidate_DK=candidate_DK)
 
 
 def _coupled(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
@@ -54,20 +82,15 @@ def _coupled(space: Space, nodes: Nodes, iterations: int, rate: float, decay: fl
     candidate_DK = _candidates(gaps, charges, open_DU, candidates)
     beta_DU = space.gather(nodes.sample_D, kept.extras)
     price_DL = torch.cat([m.flatten(1) for m in kept.multipliers], 1)
-    bound_D = torch.maximum(best_D1[:, 0], nodes.bound_D)
-    return Nodes(bound_D, nodes.sample_D, nodes.spec_D, nodes.split_DU, nodes.alpha_DU, beta_DU, price_DL, candidate_DK)
+    return replace(nodes, bound_D=best_D1[:, 0], beta_DU=beta_DU, price_DL=price_DL, candidate_DK=candidate_DK)
 
 
-def _scores(
-    space: Space, sample_D: Tensor, relaxations: list[Relaxation], A_DU: Tensor, z_DU: Tensor, alpha_DU: Tensor
-) -> tuple[Tensor, Tensor]:
+def _scores(relaxed: Relaxation, A_DU: Tensor, z_DU: Tensor, alpha_DU: Tensor) -> tuple[Tensor, Tensor]:
     """What the relaxation of each neuron costs at the minimiser, and the BaBSR score (its intercept term)."""
-    slope_DU = space.gather(sample_D, [r.upper_slope_BN for r in relaxations])
-    intercept_DU = space.gather(sample_D, [r.upper_intercept_BN for r in relaxations])
     relu_DU = z_DU.clamp_min(0)
-    above_DU, below_DU = slope_DU * z_DU + intercept_DU - relu_DU, relu_DU - alpha_DU * z_DU
-    gap_DU = torch.where(A_DU < 0, -A_DU * above_DU, A_DU * below_DU).clamp_min(0)
-    return gap_DU, -A_DU.clamp_max(0) * intercept_DU
+    above_DU = relaxed.upper_slope_BN * z_DU + relaxed.upper_intercept_BN - relu_DU
+    gap_DU = torch.where(A_DU < 0, -A_DU * above_DU, A_DU * (relu_DU - alpha_DU * z_DU)).clamp_min(0)
+    return gap_DU, -A_DU.clamp_max(0) * relaxed.upper_intercept_BN
 
 
 def _candidates(score_DU: Tensor, second_DU: Tensor, free_DU: Tensor, count: int) -> Tensor:

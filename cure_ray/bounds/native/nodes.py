@@ -1,6 +1,6 @@
 """Open sub-problems of branch and bound: their rows, and the pool in which they wait for their turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -19,9 +19,20 @@ class Nodes:
     beta_DU: Tensor  # multipliers of splits; with balls what is added to the coefficients
     price_DL: Tensor  # with balls: the multiplier of every layer's ball
     candidate_DK: Tensor  # neurons to try, into U; -1 where there is none
+    plain_D: Tensor  # bool: bounded by slopes and split multipliers, not with balls
 
     def select(self, index: Tensor) -> "Nodes":
         return Nodes(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    @staticmethod
+    def joined(parts: "Sequence[Nodes]") -> "Nodes":
+        return Nodes(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Nodes)))
+
+    def by_kind(self) -> "tuple[Nodes, Nodes, Tensor]":
+        """Those bounded plainly, those bounded with balls, and where each row of both together has gone."""
+        index = torch.cat([self.plain_D.nonzero(as_tuple=True)[0], (~self.plain_D).nonzero(as_tuple=True)[0]])
+        count = int(self.plain_D.sum())
+        return self.select(index[:count]), self.select(index[count:]), index.argsort()
 
     def parts(self, size: int) -> "Iterator[Nodes]":
         for start in range(0, len(self), size):
