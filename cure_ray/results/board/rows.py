@@ -161,10 +161,10 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def protocols(rows: Sequence[Row]) -> list[Protocol]:
-    """By data set; unions of more balls first, then small radii."""
+    """By data set; unions of more balls first, then small radii; norms decide between equals."""
     known = {name: i for i, name in enumerate(PUBLISHED)}
     found = {r.protocol for r in rows}
-    return sorted(found, key=lambda p: (known.get(p.dataset, len(known)), p.dataset, -len(p.balls), [eps for _, eps in p.balls]))
+    return sorted(found, key=lambda p: (known.get(p.dataset, len(known)), p.dataset, -len(p.balls), [(eps, norm) for norm, eps in p.balls]))
 
 
 def on_front(rows: Sequence[Row]) -> list[Row]:
