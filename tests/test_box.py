@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cure_ray.errors import UserError
@@ -28,6 +28,8 @@ def test_what_is_no_domain_is_refused(written) -> None:
 
 
 @given(a=st.floats(allow_nan=False), b=st.floats(allow_nan=False))
+@example(a=-4.2523835782747535e302, b=-1.7976888824787375e308)  # their sum overflows
+@example(a=5e-324, b=1e-323)  # their halves underflow
 def test_the_text_of_a_domain_reads_back_as_it(a: float, b: float) -> None:
     low, high = min(a, b), max(a, b)
     if low < high and low < math.inf and high > -math.inf:

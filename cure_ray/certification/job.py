@@ -36,6 +36,8 @@ class CascadeSettings:
         for stage in self.stages:
             if stage not in CASCADE:
                 raise UserError(f"unknown stage {stage!r}.{nearest(stage, CASCADE)}")
+        if self.attack.begun:
+            raise UserError(f"an attack is asked for from its beginning, not from restart {self.attack.begun}")
         if not self.stages:
             raise UserError(f"no stage selected. Valid: {', '.join(CASCADE)}.")
         if not self.seconds >= 0 or self.nodes < 0 or self.batch < 1:

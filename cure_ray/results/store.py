@@ -233,7 +233,8 @@ class Store:
         for name in names:
             data, where = self._shard(name)
             tables[name] = shards.parse(data, where, columns)
-            merged.update(part for part in shards.replaces(data, where) if part != name)
+            with contextlib.suppress(UserError):  # a file of others does not say; rows that it then repeats are refused as such
+                merged.update(part for part in shards.replaces(data, where) if part != name)
         schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(c) for c in columns])
         kept = [table.cast(schema) for name, table in tables.items() if name not in merged]
         return pa.concat_tables(kept) if kept else schema.empty_table()

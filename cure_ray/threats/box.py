@@ -38,7 +38,8 @@ class Box:
     def inside(self) -> float:
         """Some number well inside."""
         ends = [end for end in (self.low, self.high) if math.isfinite(end)]
-        return sum(ends) / max(len(ends), 1)
+        middle = sum(end / len(ends) for end in ends)  # of halves: the sum of two ends may overflow
+        return min(max(middle, self.low), self.high)
 
     def words(self) -> str:
         return f"[{self.low:g}, {self.high:g}]" if self.bounded else "the whole space"

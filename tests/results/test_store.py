@@ -251,7 +251,7 @@ def test_whatever_is_changed_in_a_job_or_its_settings_makes_another_run() -> Non
     plain = JOB.settings
     fields = [f.name for f in dataclasses.fields(CascadeSettings) if f.name not in ("batch", "attack", "stages")]
     settings = [dataclasses.replace(plain, **{name: other(getattr(plain, name))}) for name in fields]
-    attacks = [f.name for f in dataclasses.fields(AttackSettings) if f.name != "rows"]
+    attacks = [f.name for f in dataclasses.fields(AttackSettings) if f.name not in ("rows", "begun")]
     settings += [
         dataclasses.replace(plain, attack=dataclasses.replace(plain.attack, **{n: other(getattr(plain.attack, n))})) for n in attacks
     ]
@@ -261,6 +261,8 @@ def test_whatever_is_changed_in_a_job_or_its_settings_makes_another_run() -> Non
         seen.add(job.run_id)
         assert Job.of(json.loads(json.dumps(job.key()))) == job
     assert dataclasses.replace(JOB, settings=dataclasses.replace(plain, batch=7)).run_id == JOB.run_id
+    with pytest.raises(UserError, match="from its beginning"):  # so that a part of an attack never passes for the whole
+        CascadeSettings(attack=AttackSettings(begun=2))
 
 
 @pytest.mark.parametrize("point", [0, 3, 7])
