@@ -28,6 +28,14 @@ def test_overlap_is_one_for_equal_bounds_and_zero_for_disjoint_ones(script: Any)
     assert float(overlap((low, high), (low + 0.25, high + 0.25))) == pytest.approx(1 / 3)
 
 
+def test_curves_train_every_configuration_once_and_vary_one_weight_at_a_time(script: Any) -> None:
+    points = script("tuned_methods").curve_points({"eta": 2.0, "beta": 0.5, "lambda_inf": 0.1})
+    pairs = [(point["eta"], point["beta"]) for point in points]
+    assert len(pairs) == len(set(pairs)) == 6 + 5 - 1, "the best one lies on both curves"
+    assert all(eta == 2.0 or beta == 0.5 for eta, beta in pairs)
+    assert len(script("tuned_methods").curve_points({"eta": 2.3, "beta": 0.4})) == 6 + 5
+
+
 @pytest.mark.parametrize("name", sorted(p.stem for p in SCRIPTS.glob("*.py")))
 def test_every_script_says_how_it_is_run(name: str, script: Any) -> None:
     module = script(name)

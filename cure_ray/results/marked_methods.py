@@ -40,7 +40,7 @@ def _methods(loaded: Loaded, baseline: str | None) -> pd.DataFrame:
     """Accuracies, best union first; only the union with its interval and the value of every seed."""
     table = seed_table(loaded.study).sort_values("union", ascending=False, kind="stable")
     each = accuracy_table(loaded.study).sort_values("seed").groupby("method")["union"]
-    columns = ["clean_all", *(c for c in metrics_of(table) if c.startswith("cert_")), "union"]
+    columns = ["clean_all" if "clean_all" in table else "clean", *(c for c in metrics_of(table) if c.startswith("cert_")), "union"]
     rows = table.to_dict("records")
     out = table[["method"]].join(pd.DataFrame({heading(c): [_mean(row, c) for row in rows] for c in columns}, table.index))
     out["95 % interval"] = [f"{row['union_low']:.1f} to {row['union_high']:.1f}" for row in rows]
