@@ -59,6 +59,7 @@ def check_keys() -> None:
         {"batch": 0},
         {"seconds": float("nan")},
         {"nodes": 2**63},
+        {"attack": AttackSettings(begun=2)},  # a part of an attack under the name of the whole
     ):
         refused(lambda b=bad: replace(base, **b))
     assert CascadeSettings(("crown", "ibp")).stages == ("ibp", "crown")
