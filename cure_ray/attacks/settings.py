@@ -36,6 +36,13 @@ class AttackSettings:
         return AttackSettings(self.steps, min(CLOSING, self.restarts), self.rows, max(VERTICES, self.vertices))
 
     @property
+    def last(self) -> "AttackSettings":
+        """The attack on the few samples that no proof was found for: as strong as any."""
+        strong = STRENGTHS["strong"]
+        steps, restarts = max(self.steps, strong.steps), max(self.restarts, strong.restarts)
+        return AttackSettings(steps, restarts, self.rows, max(self.vertices, strong.vertices))
+
+    @property
     def again(self) -> "AttackSettings":
         """The attack on what has been certified: an alarm, at a quarter of the price."""
         return AttackSettings(self.steps, max(1, self.restarts // 4), self.rows)

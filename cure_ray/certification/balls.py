@@ -105,6 +105,7 @@ class _Batch:
         self.c, self.threat, self.indices = certifier, threat, indices
         self.x, self.y = x_BCHW.to(certifier.device), y_B.to(certifier.device)
         self.outcomes = [Outcome(int(label)) for label in y_B]
+        self.late: set[int] = set()  # samples that branch and bound had no time left for
 
     def run(self) -> list[Outcome]:
         check_clean(self.c.replay, self.x, self.outcomes, self.c.settings.box)
@@ -134,7 +135,7 @@ class _Batch:
             alive = still
             self.c.progress(stage, before - len(alive))
         for b in alive.tolist():
-            self.outcomes[b].decide(Status.UNKNOWN, last)
+            self.outcomes[b].decide(Status.TIMEOUT if b in self.late else Status.UNKNOWN, last)
         self.c.progress("open", len(alive))
         self._attack_certified()
         return self.outcomes
@@ -185,7 +186,7 @@ class _Batch:
             outcome.nodes, outcome.seconds = result.nodes, outcome.seconds + result.seconds
             self._learn(b, result.margins.to("cpu", torch.float64), "branch-and-bound")
             if outcome.open and result.exhausted and result.seconds >= settings.seconds:
-                outcome.decide(Status.TIMEOUT, "branch-and-bound")
+                self.late.add(b)
 
     # ------------------------------------------------------------ attacks
 
@@ -253,13 +254,17 @@ class _Step:
 
 def _steps(settings: CascadeSettings) -> list[_Step]:
     """Most samples that fall do so at once, and most others CROWN proves: so the attack opens before CROWN, and the rest of it
-    follows, aimed at what CROWN leaves open. Branch and bound costs more than any attack, so one more goes before it."""
+    follows, aimed at what CROWN leaves open. Branch and bound costs more than any attack, so one more goes before it; what even it
+    leaves open is likely to fall to a strong one, which goes last."""
     attack, steps = settings.attack, list[_Step]()
     parted = "attack" in settings.stages and "crown" in settings.stages
     for stage in settings.stages:
-        if stage == "branch-and-bound" and "attack" in settings.stages and "alpha-crown" in settings.stages and settings.seconds > 0:
+        branches = stage == "branch-and-bound" and "attack" in settings.stages and settings.seconds > 0
+        if branches and "alpha-crown" in settings.stages:
             steps.append(_Step("attack", attack.closing, "attack before branching"))
         steps.append(_Step(stage, None if stage != "attack" else attack.opening if parted else attack))
+        if branches:
+            steps.append(_Step("attack", attack.last, "attack after branching"))
         if stage == "crown" and parted and attack.rest is not None:
             steps.append(_Step("attack", attack.rest, "rest of the attack"))
     return steps

@@ -124,21 +124,25 @@ def _boxed_l2(A: Tensor, low: Tensor, high: Tensor, eps: float, steps: int) -> t
 
 
 def _boxed_l1(A: Tensor, low: Tensor, high: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """A fractional knapsack: spend eps on the coordinates of largest |A|, each up to its room. Dual price = |A| at the crossing.
+    """Spend eps on the coordinates of largest |A|, each up to its room."""
+    value, take = knapsack(A.abs(), torch.where(A < 0, high, -low), eps)
+    return value, -take * A.sign()
+
+
+def knapsack(worth: Tensor, room: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The least -worth.t with 0 <= t <= room and sum t <= eps: a fractional knapsack; and t. Dual price = the worth at the crossing.
 
     Only the largest entries are sorted; when they do not use up eps, the price is the smallest of them, still sound.
     """
-    room = torch.where(A < 0, high, -low)
-    worth = torch.where(room > 0, A.abs(), torch.zeros_like(A))
-    count = min(A.shape[-1], int(6 * min(eps, A.shape[-1])) + 24)
+    worth = torch.where(room > 0, worth, torch.zeros_like(worth)).clamp_min_(0)
+    count = min(worth.shape[-1], int(6 * min(eps, worth.shape[-1])) + 24)
     worth_K, index_K = worth.topk(count, dim=-1)
-    room_K = torch.gather(room, -1, index_K)
+    room_K = torch.gather(room.expand_as(worth), -1, index_K)
     spent_K = room_K.cumsum(-1)
     crossed = spent_K >= eps
     price = worth_K.masked_fill(~crossed, 0).amax(-1, keepdim=True)
-    floor = worth_K[..., -1:] if count < A.shape[-1] else torch.zeros_like(price)
+    floor = worth_K[..., -1:] if count < worth.shape[-1] else torch.zeros_like(price)
     price = torch.where(crossed[..., -1:], price, floor)
     value = -(price.squeeze(-1) * eps + ((worth_K - price).clamp_min(0) * room_K).sum(-1))
     take_K = torch.minimum(room_K, (eps - (spent_K - room_K)).clamp_min(0))
-    d = torch.zeros_like(A).scatter(-1, index_K, -take_K * torch.gather(A, -1, index_K).sign())
-    return value, d
+    return value, torch.zeros_like(worth).scatter(-1, index_K, take_K)

@@ -122,7 +122,7 @@ def test_hidden_bounds_are_no_looser_than_those_of_slopes_alone() -> None:
     torch.manual_seed(3)
     network = Network([nn.Flatten(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 3)], (1, 4, 4), 3).eval()
     engine = NativeEngine(network, "cpu")
-    domain = engine.problem(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]), Ball("l1", 1.5), False).domain
+    domain = engine.problem(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]), Ball("l2", 0.8), False).domain
     assert engine.search is not None
     assert engine.decide is not None
     both, slopes = (optimised_bounds(engine.search, engine.decide, d, 100_000, 8)[1] for d in (domain, replace(domain, balls=())))

@@ -115,10 +115,11 @@ def test_the_analytic_gradient_is_that_of_autograd(norm, eps, box):
 
 def test_alpha_is_strictly_tighter_than_crown_where_it_has_to_be():
     net = network()
-    engine = NativeEngine(net)
+    engine = NativeEngine(net, effort=Effort(stop_early=False))
     x = torch.rand(8, 1, 10, 10, generator=torch.Generator().manual_seed(0))
     for norm, eps in NORMS:
-        problem = engine.problem(x, net(x).argmax(1), Ball(norm, 2 * eps))
+        wide = 2 * eps if norm != "l1" else 12 * eps  # vertices leave slopes little to do on smaller balls
+        problem = engine.problem(x, net(x).argmax(1), Ball(norm, wide))
         crown, alpha = engine.margins(problem, "crown"), engine.margins(problem, "alpha-crown")
         assert alpha.mean() > crown.mean() + 1e-3
 

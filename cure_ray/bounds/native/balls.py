@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine, activated
 from cure_ray.bounds.native.compiled import Compiled
-from cure_ray.bounds.native.domain import Domain, LayerBall
+from cure_ray.bounds.native.domain import USUAL, Domain, LayerBall
 from cure_ray.bounds.native.norms import ball_stretch, part_stretch, stretch
 from cure_ray.bounds.native.relaxation import start_magnitude, start_rows
 from cure_ray.threats.norms import Norm
@@ -34,9 +34,6 @@ def ball_margins(net: Compiled, domain: Domain, C_BSK: Tensor) -> Tensor:
     return torch.where(known_B1, value_BS, torch.full_like(value_BS, -torch.inf))
 
 
-EPS = (1e-12, 1e12)  # radii of the threat outside are bounded without balls: their squares leave the range of float32
-
-
 def with_balls(net: Compiled, domain: Domain) -> Domain:
     """The domain with a ball around every layer but the last, in the deciding precision; l_inf has none.
 
@@ -44,7 +41,7 @@ def with_balls(net: Compiled, domain: Domain) -> Domain:
     pre-activation as computed; what it is off by is added to the radius. What is carried past a ReLU has a ball of its own: a
     residual block then moves as far as its branches do together, and its ReLUs are not charged for what passes them.
     """
-    if domain.threat.norm == "linf" or not EPS[0] <= domain.threat.eps <= EPS[1]:
+    if domain.threat.norm == "linf" or not USUAL[0] <= domain.threat.eps <= USUAL[1]:
         return domain
     balls: list[LayerBall] = []
     point_BN, reach_BN = domain.x_BN, domain.reach

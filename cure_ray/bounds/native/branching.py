@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cure_ray.bounds.native.climbing import bounded
+from cure_ray.bounds.native.climbing import Climber
 from cure_ray.bounds.native.nodes import Nodes, Pool
-from cure_ray.bounds.native.subproblems import Space
 
 Start = tuple[Tensor, Tensor, Tensor]  # slopes [B, S, U], what is added to coefficients [B, S, U], multipliers of balls [B, S, L]
 REPORTED = 64  # open leaves of a sample whose bounds are worth a float64 evaluation when a search ends
@@ -23,7 +22,10 @@ REPORTED = 64  # open leaves of a sample whose bounds are worth a float64 evalua
 @dataclass(frozen=True)
 class Settings:
     iterations: int = 4
-    width: int = 16  # nodes of a sample split at a time, whoever shares the batch
+    width: tuple[int, int] = (
+        16,
+        64,
+    )  # nodes of a sample split at a time, whoever shares the batch: a quarter of the open ones within these
     candidates: int = 1
     rate: float = 0.1
     decay: float = 0.98
@@ -41,8 +43,8 @@ class Search:
 
     def __init__(
         self,
-        quick: Space,
-        exact: Space,
+        quick: Climber,
+        exact: Climber,
         margin_BS: Tensor,
         start: Start,
         settings: Settings,
@@ -52,11 +54,11 @@ class Search:
         self.base_BS = margin_BS
         todo_BS = ~(margin_BS > 0)
         sample_D, spec_D = todo_BS.nonzero(as_tuple=True)
-        alpha_DU, beta_DU, price_DL = (t[sample_D, spec_D].to(quick.lower_BN.dtype) for t in start)
+        alpha_DU, beta_DU, price_DL = (t[sample_D, spec_D].to(quick.domain.x_BN.dtype) for t in start)
         split_DU = torch.zeros_like(alpha_DU, dtype=torch.int8)
         bound_D = margin_BS[sample_D, spec_D].to(alpha_DU.dtype)
         none = torch.full((len(sample_D), settings.candidates + 1), -1, dtype=torch.long, device=margin_BS.device)
-        plain_D = torch.full_like(sample_D, not quick.domain.balls, dtype=torch.bool)
+        plain_D = torch.full_like(sample_D, not quick.domain.coupled, dtype=torch.bool)
         roots = Nodes(bound_D, sample_D, spec_D, split_DU, alpha_DU, beta_DU, price_DL, none, plain_D)
         self.open = Pool(roots)
         self.open.add(roots)
@@ -82,7 +84,7 @@ class Search:
             self._account(roots.sample_D, started)
         while len(self.open):
             started = self.clock()
-            picked = self._pick(together)
+            picked = self._pick(together, nodes)
             sample_D = picked.sample_D
             stuck_D = (picked.candidate_DK < 0).all(1)
             if bool(stuck_D.any()):
@@ -150,8 +152,8 @@ class Search:
             self.lost_B[left.sample_D] = True
             self._drop(left.sample_D.unique(), exhausted=False)
 
-    def _pick(self, together: int) -> Nodes:
-        """The worst nodes of the first samples that have any."""
+    def _pick(self, together: int, nodes: int) -> Nodes:
+        """The worst nodes of the first samples that have any, as many as their budgets of nodes allow."""
         sample_D = self.open.samples()
         order = self.open.bounds().argsort(stable=True)
         order = order[sample_D[order].argsort(stable=True)]
@@ -159,7 +161,9 @@ class Search:
         first_B = counts.cumsum(0) - counts
         turn_B = (counts > 0).cumsum(0)
         rank_D = torch.arange(len(order), device=order.device) - first_B[sample_D[order]]
-        return self.open.take(order[(rank_D < self.settings.width) & (turn_B[sample_D[order]] <= together)])
+        left_B = (nodes - torch.tensor(self.nodes, device=order.device) + 1) // 2
+        most_B = torch.minimum((counts // 4).clamp(*self.settings.width), left_B.clamp_min(1))
+        return self.open.take(order[(rank_D < most_B[sample_D[order]]) & (turn_B[sample_D[order]] <= together)])
 
     def _children(self, picked: Nodes) -> Nodes:
         """Both children of the best candidate of every node, bounded."""
@@ -190,7 +194,7 @@ class Search:
 
     def _bounded(self, nodes: Nodes, iterations: int) -> Nodes:
         s = self.settings
-        return bounded(self.quick, nodes, iterations, s.rate, s.decay, s.candidates)
+        return self.quick.bounded(nodes, iterations, s.rate, s.decay, s.candidates)
 
     def _confirm(self, nodes: Nodes) -> Nodes:
         """Close what is positive in the deciding precision; return what stays open."""
@@ -210,7 +214,7 @@ class Search:
 
     def _exactly(self, nodes: Nodes) -> Tensor:
         """The bounds of these sub-problems in the deciding precision, with the slopes and multipliers the search found."""
-        dtype = self.exact.lower_BN.dtype
+        dtype = self.exact.domain.x_BN.dtype
         values = [torch.zeros(0, dtype=dtype, device=nodes.bound_D.device)]
         for part in nodes.parts(REPORTED):
             values.append(self.exact.value(part))

@@ -1,19 +1,48 @@
 """Bounds of sub-problems: ascent in their slopes and multipliers, and which neurons to split next."""
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cure_ray.bounds.native.coupled import relaxation_gaps
 from cure_ray.bounds.native.coupled_ascent import ascend
+from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.nodes import Nodes
-from cure_ray.bounds.native.relaxation import Relaxation
 from cure_ray.bounds.native.subproblems import Space
 
-TRIAL = 3  # splits between two tries without balls, after the first two of these
+TRIAL = 2  # splits between two tries without balls, after the first two of these
 WORTH = 1.5  # a bound without balls may be so much further from 0, because its search begins anew and costs half
+
+
+class Climber(Protocol):
+    """Sub-problems of a batch of samples, and how their bounds are searched for."""
+
+    @property
+    def domain(self) -> Domain: ...
+
+    def value(self, nodes: Nodes) -> Tensor:
+        """The bounds [D] of sub-problems with the slopes and multipliers they hold."""
+        ...
+
+    def bounded(self, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
+        """The sub-problems with better bounds, and which neurons to split next."""
+        ...
+
+
+class Together:
+    """All samples of a batch at once, on the whole network."""
+
+    def __init__(self, space: Space) -> None:
+        self.domain, self.space = space.domain, space
+
+    def value(self, nodes: Nodes) -> Tensor:
+        return self.space.value(nodes)
+
+    def bounded(self, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
+        return bounded(self.space, nodes, iterations, rate, decay, candidates)
 
 
 def bounded(space: Space, nodes: Nodes, iterations: int, rate: float, decay: float, candidates: int) -> Nodes:
@@ -53,6 +82,9 @@ def _plain(space: Space, nodes: Nodes, iterations: int, rate: float, decay: floa
     best_alpha, best_beta = alpha_DU.clone(), beta_DU.clone()
     ascent = Ascent([alpha_DU, beta_DU])
     score_DU = second_DU = torch.zeros_like(alpha_DU)
+    lines_DU = frame.relaxed.upper_intercept_BN
+    if space.domain.threat.norm == "l1":  # no line bounds the first layer's ReLUs from above
+        lines_DU = lines_DU.masked_fill(space.index_BU[nodes.sample_D] < space.sizes[0], 0.0)
     for t in range(iterations):
         found = space.bound(frame, alpha_DU, beta_DU, trace=True)
         value_D = found.value_BS[:, 0]
@@ -64,7 +96,9 @@ def _plain(space: Space, nodes: Nodes, iterations: int, rate: float, decay: floa
         z_DU = space.gather(nodes.sample_D, found.preactivations)
         done = t + 1 == iterations or bool((best_D > 0).all())
         if done:
-            score_DU, second_DU = _scores(frame.relaxed, A_DU, z_DU, alpha_DU)
+            given_DU = space.gather(nodes.sample_D, found.activations)
+            # What the relaxation of each neuron costs at the minimiser, and the BaBSR score (its intercept term).
+            score_DU, second_DU = (A_DU * (z_DU.clamp_min(0) - given_DU)).clamp_min(0), -A_DU.clamp_max(0) * lines_DU
             break
         ascent.step([alpha_DU, beta_DU], [A_DU.clamp_min(0) * z_DU * free_DU, -z_DU * frame.sign_DU], rate * decay**t)
         alpha_DU.clamp_(0, 1)
@@ -83,14 +117,6 @@ def _coupled(space: Space, nodes: Nodes, iterations: int, rate: float, decay: fl
     beta_DU = space.gather(nodes.sample_D, kept.extras)
     price_DL = torch.cat([m.flatten(1) for m in kept.multipliers], 1)
     return replace(nodes, bound_D=best_D1[:, 0], beta_DU=beta_DU, price_DL=price_DL, candidate_DK=candidate_DK)
-
-
-def _scores(relaxed: Relaxation, A_DU: Tensor, z_DU: Tensor, alpha_DU: Tensor) -> tuple[Tensor, Tensor]:
-    """What the relaxation of each neuron costs at the minimiser, and the BaBSR score (its intercept term)."""
-    relu_DU = z_DU.clamp_min(0)
-    above_DU = relaxed.upper_slope_BN * z_DU + relaxed.upper_intercept_BN - relu_DU
-    gap_DU = torch.where(A_DU < 0, -A_DU * above_DU, A_DU * (relu_DU - alpha_DU * z_DU)).clamp_min(0)
-    return gap_DU, -A_DU.clamp_max(0) * relaxed.upper_intercept_BN
 
 
 def _candidates(score_DU: Tensor, second_DU: Tensor, free_DU: Tensor, count: int) -> Tensor:

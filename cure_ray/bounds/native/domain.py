@@ -8,9 +8,12 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.rounding import reach
+from cure_ray.bounds.native.vertices import Vertices
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import Box
 from cure_ray.threats.geometry import dual_norm, minimise_linear, offsets
+
+USUAL = (1e-12, 1e12)  # radii of the threat outside are bounded without balls and vertices: their squares leave the range of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,8 @@ class Domain:
     threat: Ball
     box: Box
     balls: tuple[LayerBall, ...] = field(default=(), kw_only=True)
+    repeated: bool = field(default=False, kw_only=True)  # all rows are of one sample
+    cache: dict[int, Vertices] = field(default_factory=dict, kw_only=True, repr=False)
 
     @staticmethod
     def around(x_BN: Tensor, threat: Ball, box: Box) -> "Domain":
@@ -48,12 +53,20 @@ class Domain:
 
     def select(self, index: Tensor) -> "Domain":
         balls = tuple(ball.select(index) for ball in self.balls)
-        return replace(self, x_BN=self.x_BN[index], low_BN=self.low_BN[index], high_BN=self.high_BN[index], balls=balls)
+        repeated = self.repeated or len(self.x_BN) == 1
+        x_BN, low_BN, high_BN = self.x_BN[index], self.low_BN[index], self.high_BN[index]
+        cache = self.cache if repeated else {}
+        return replace(self, x_BN=x_BN, low_BN=low_BN, high_BN=high_BN, balls=balls, repeated=repeated, cache=cache)
 
     def to(self, dtype: torch.dtype) -> "Domain":
         """Recomputed from x, not cast: float32 offsets are not the float64 ones."""
         around = Domain.around(self.x_BN.to(dtype), self.threat, self.box)
         return replace(around, balls=tuple(ball.to(dtype) for ball in self.balls))
+
+    @property
+    def coupled(self) -> bool:
+        """Whether sub-problems begin with balls; in l1 vertices serve them better."""
+        return bool(self.balls) and self.threat.norm == "l2"
 
     @property
     def steps(self) -> int:
@@ -68,6 +81,20 @@ class Domain:
     def spread(self, layer: Affine) -> Tensor:
         """How far an affine layer's outputs move with the offsets, [B, N]."""
         return layer.linear((self.high_BN - self.low_BN) / 2, layer.weight_abs)
+
+    @property
+    def has_vertices(self) -> bool:
+        return self.threat.norm == "l1" and USUAL[0] <= self.threat.eps <= USUAL[1]
+
+    def vertices(self, layer: Affine) -> Vertices | None:
+        """What the vertices of an l1 ball do to the first layer; computed once. Other balls have too many, or none."""
+        if not self.has_vertices:
+            return None
+        if id(layer) not in self.cache:
+            size = (1, 1) if not layer.is_conv else (layer.in_shape[1], layer.in_shape[2])
+            x_BN = self.x_BN[:1] if self.repeated else self.x_BN
+            self.cache[id(layer)] = Vertices.around(layer, layer(x_BN), self.threat.eps, size, layer.padding)
+        return self.cache[id(layer)]
 
     @property
     def reach(self) -> Tensor:

@@ -16,11 +16,13 @@ from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.balls import ball_margins, with_balls
 from cure_ray.bounds.native.branching import Search
+from cure_ray.bounds.native.climbing import Climber, Together
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
+from cure_ray.bounds.native.condensed import Apart
 from cure_ray.bounds.native.coupled_margins import coupled_margins
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.effort import Effort
-from cure_ray.bounds.native.hidden import Nets, hidden_bounds
+from cure_ray.bounds.native.hidden import Nets, hidden_bounds, proven_bounds
 from cure_ray.bounds.native.intermediate import crown_bounds
 from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
 from cure_ray.bounds.native.optimized import optimise
@@ -94,13 +96,13 @@ class NativeEngine:
         result_BS = torch.full((problem.size, search.classes - 1), torch.nan, dtype=torch.float64, device=self.device)
         if stage == "alpha-crown":
             parts: list[tuple[Tensor, NativeProblem]] = []
-            for index, part in self._batches(problem, self._optimised, self._per_sample(stage)):
+            for index, part in self._batches(problem, self._optimised, self._per_sample(stage, problem)):
                 result_BS[index] = visible(part.margins_BS)
                 parts.append((index, part))
             store(problem, parts)
         else:
             known = []
-            for index, (value_BS, bounds) in self._batches(problem, self._plain(stage), self._per_sample(stage)):
+            for index, (value_BS, bounds) in self._batches(problem, self._plain(stage), self._per_sample(stage, problem)):
                 result_BS[index] = visible(value_BS)
                 known.append((index, bounds))
             if stage == "crown" and known and all(bounds for _, bounds in known):
@@ -113,7 +115,7 @@ class NativeEngine:
         if problem.margins_BS is None or problem.bounds is None:
             self.margins(problem, "alpha-crown")
         results = [Branching(torch.full((search.classes - 1,), torch.nan, dtype=torch.float64), 0, 0.0, False)] * problem.size
-        for index, found in self._batches(problem, self._branched(seconds, nodes), self._per_sample("branch-and-bound")):
+        for index, found in self._batches(problem, self._branched(seconds, nodes), self._per_sample("branch-and-bound", problem)):
             for i, one in zip(index.tolist(), found, strict=True):
                 results[i] = one
         return results
@@ -155,9 +157,26 @@ class NativeEngine:
         return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK))
 
     def _optimised(self, problem: NativeProblem) -> NativeProblem:
+        """On the hidden bounds that CROWN has proven, and only where that is not enough on better ones, which cost most."""
         _, search, decide = self._own(problem)
         assert self.prove is not None
-        bounds = hidden_bounds(Nets(search, self.prove, decide), problem, self.effort, self._elements)
+        nets, whole = Nets(search, self.prove, decide), replace(problem)
+        todo, parts = torch.arange(problem.size, device=self.device), list[tuple[Tensor, NativeProblem]]()
+        if problem.known and search.hidden > 1 and self.effort.stop_early and self.effort.hidden in ("auto", "alpha"):
+            first = self._with_margins(problem, proven_bounds(nets, problem))
+            assert first.margins_BS is not None
+            proven_B = (first.margins_BS > 0).all(1)
+            done, todo = proven_B.nonzero(as_tuple=True)[0], (~proven_B).nonzero(as_tuple=True)[0]
+            parts = [(done, first.select(done))] if len(done) else []
+        if len(todo):
+            rest = problem.select(todo)
+            parts.append((todo, self._with_margins(rest, hidden_bounds(nets, rest, self.effort, self._elements))))
+        store(whole, parts)
+        return whole
+
+    def _with_margins(self, problem: NativeProblem, bounds: list[LayerBounds]) -> NativeProblem:
+        """The problem with these hidden bounds, and with the margins found on them."""
+        _, search, decide = self._own(problem)
         C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
         value_BS = interval_margins(decide, problem.domain, bounds, C_BSK)
         if not bounds:
@@ -168,8 +187,8 @@ class NativeEngine:
         value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
         slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
         sample_R, spec_R = (~((value_BS > 0) & self.effort.stop_early)).nonzero(as_tuple=True)
-        if problem.domain.balls:
-            found = replace(problem, bounds=bounds, margins_BS=value_BS)
+        found = replace(problem, bounds=bounds, margins_BS=value_BS)
+        if problem.domain.coupled:
             return coupled_margins(search, decide, found, relaxations, (sample_R, spec_R), self.effort)
         if len(sample_R):
             low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]
@@ -182,6 +201,9 @@ class NativeEngine:
             value_BS[sample_R, spec_R] = torch.maximum(value_BS[sample_R, spec_R], found_R)
             for kept, alpha in zip(slopes, alphas, strict=True):
                 kept[sample_R, spec_R] = alpha[:, 0].half()
+        if problem.domain.balls:  # beside vertices
+            left = (~((value_BS > 0) & self.effort.stop_early)).nonzero(as_tuple=True)
+            coupled_margins(search, decide, found, relaxations, (left[0], left[1]), self.effort)
         return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
 
     def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
@@ -199,8 +221,7 @@ class NativeEngine:
             C_BSK = margin_rows(problem.y_B[live], decide.classes, torch.float64)
             index_BU = unstable_index(bounds)
             domain = problem.domain.select(live)
-            quick = Space(search, domain, bounds, C_BSK, index_BU)
-            exact = Space(decide, domain, bounds, C_BSK, index_BU)
+            quick, exact = (self._climber(net, domain, bounds, C_BSK, index_BU) for net in (search, decide))
             index_BSU = index_BU.unsqueeze(1).expand(-1, shown_BS.shape[1], -1)
 
             def compact(dense: list[Tensor]) -> Tensor:
@@ -210,15 +231,23 @@ class NativeEngine:
             beta_BSU = compact(problem.extras) if problem.extras else torch.zeros_like(alpha_BSU)
             price_BSL = torch.cat([p[live] for p in problem.prices], 2) if problem.prices else alpha_BSU[..., :0]
             tree = Search(quick, exact, shown_BS[live], (alpha_BSU, beta_BSU, price_BSL), self.effort.branching)
-            room = self._elements(search) * 4 // (16 * search.neurons * (self.effort.branching.candidates + 1))
+            own = 0 if self.device.type == "cpu" else 4 * self._vertices(problem)  # nodes of one sample share them
+            node = 16 * search.neurons * (self.effort.branching.candidates + 1) + own
+            room = self._elements(search) * 4 // node
             batch = max(2, min(64 if self.device.type == "cpu" else 1024, room))
             waiting = (nodes // 2 + 1) * index_BU.shape[1] * 9 + 1  # bytes of a sample's open nodes, at most
-            tree.run(seconds, nodes, batch, max(1, min(batch // self.effort.branching.width, self.memory_budget // waiting)))
+            tree.run(seconds, nodes, batch, max(1, min(batch // self.effort.branching.width[0], self.memory_budget // waiting)))
             for row, (i, margin_S) in enumerate(zip(live.tolist(), tree.margins().cpu(), strict=True)):
                 results[i] = Branching(margin_S, tree.nodes[row], tree.seconds[row], tree.exhausted[row])
             return results
 
         return run
+
+    def _climber(self, net: Compiled, domain: Domain, bounds: list[LayerBounds], C_BSK: Tensor, index_BU: Tensor) -> Climber:
+        """A core works best on small matrices, one sample after the other; a GPU on all samples at once."""
+        if self.device.type == "cpu":
+            return Apart(net, domain, bounds, C_BSK, index_BU, self.memory_budget // 16)
+        return Together(Space(net, domain, bounds, C_BSK, index_BU))
 
     # ------------------------------------------------------------ batches and memory
 
@@ -233,10 +262,20 @@ class NativeEngine:
         most = 4_000_000 if self.device.type == "cpu" else 1 << 40
         return max(1, min(most, self.memory_budget // (8 * size)))
 
-    def _per_sample(self, stage: Stage) -> int:
+    def _vertices(self, problem: NativeProblem) -> int:
+        """Numbers that a sample's vertices need."""
+        assert self.search is not None
+        first = self.search.layers[0]
+        return 2 * first.weight.numel() * (first.outputs // first.out_shape[0]) if problem.domain.has_vertices else 0
+
+    def _per_sample(self, stage: Stage, problem: NativeProblem) -> int:
         """Rough number of bytes a sample needs."""
         net = self.decide
         assert net is not None
+        return 8 * 3 * self._vertices(problem) * (stage not in ("ibp", "branch-and-bound")) + self._dense(net, stage)
+
+    @staticmethod
+    def _dense(net: Compiled, stage: Stage) -> int:
         widest, specs = max(max(a.inputs, a.outputs) for a in net.layers), net.classes - 1
         if stage == "ibp":
             return 8 * 8 * widest

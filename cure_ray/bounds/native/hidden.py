@@ -26,16 +26,22 @@ class Nets:
     decide: Compiled
 
 
+def proven_bounds(nets: Nets, problem: NativeProblem) -> list[LayerBounds]:
+    """Intervals, tightened by what CROWN has proven before."""
+    bounds = interval_bounds(nets.decide, problem.domain)
+    if problem.known is None:
+        return bounds
+    return [loose.tightened(b.lower_BN, b.upper_BN) for loose, b in zip(bounds, problem.known, strict=True)]
+
+
 def hidden_bounds(nets: Nets, problem: NativeProblem, effort: Effort, elements: Elements) -> list[LayerBounds]:
     """The best of what the stages before have proven and, as far as the work limit goes, of optimised bounds."""
     search, decide = nets.search, nets.decide
-    bounds = interval_bounds(decide, problem.domain)
     if search.hidden < 2 or effort.hidden == "ibp":
-        return bounds
+        return interval_bounds(decide, problem.domain)
     if effort.hidden == "crown":
         return crown_bounds(decide, problem.domain, elements(decide))
-    if problem.known is not None:
-        bounds = [loose.tightened(b.lower_BN, b.upper_BN) for loose, b in zip(bounds, problem.known, strict=True)]
+    bounds = proven_bounds(nets, problem)
     work_B = sum(b.unstable().sum(1) * row_elements(search, k) for k, b in enumerate(bounds) if k > 0)
     whole_B = torch.as_tensor(work_B <= effort.work_limit, device=problem.y_B.device) | (effort.hidden == "alpha")
     for chosen, partly in ((whole_B.nonzero(as_tuple=True)[0], False), ((~whole_B).nonzero(as_tuple=True)[0], True)):

@@ -16,10 +16,10 @@ from cure_ray.bounds.native.coupled import CoupledRows, dense_rows
 from cure_ray.bounds.native.coupled import evaluate as evaluate_coupled
 from cure_ray.bounds.native.coupled_ascent import ascend, start
 from cure_ray.bounds.native.domain import Domain
-from cure_ray.bounds.native.linear import enclose, evaluate
+from cure_ray.bounds.native.linear import enclose, evaluate, usual_slopes
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_layer
-from cure_ray.bounds.native.windows import gather_rows, row_elements, windows_pay
+from cure_ray.bounds.native.windows import gather_rows, row_elements, vertex_elements, windows_pay
 
 LOOSE = 0.4  # share of a layer's neurons that intervals leave unstable, from which on an enclosure pays
 
@@ -34,7 +34,7 @@ def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBoun
         if not windows_pay(net, k):  # what an enclosure makes stable, as most where intervals decide little, needs no CROWN
             rows.enclose(unstable_BN & (unstable_BN.double().mean(1, keepdim=True) >= LOOSE), elements)
         rows.crown(rows.bounds.unstable(), elements)
-        if domain.threat.norm != "linf":
+        if domain.threat.norm == "l2":
             # Ball∩box makes adaptive slopes flip, so that a smaller set can give a looser bound; slope 0 is the safety net.
             rows.crown(rows.bounds.unstable(), elements, zero=True)
         bounds.append(rows.bounds)
@@ -93,7 +93,7 @@ class Rows:
             self._keep(samples.unsqueeze(1).expand_as(neuron_GS), neuron_GS, low_GS - guard_GS, high_GS + guard_GS)
 
     def crown(self, mask_BN: Tensor, elements: int, zero: bool = False) -> None:
-        """Plain CROWN for the neurons in the mask with adaptive slopes, or with zero slopes."""
+        """Plain CROWN for the neurons in the mask with the usual slopes, or with zero slopes."""
         for samples, neurons in self._chunks(mask_BN, elements):
             if neurons.dim() == 1:
                 rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
@@ -104,8 +104,9 @@ class Rows:
             else:
                 relaxations = [r.select(samples) for r in self.relaxations]
                 A_BSN, b_BS, guard_BS = self._start(samples, neurons)
-                slopes = [r.lower_slope(torch.zeros_like(r.active_BN)) if zero else r.adaptive_BN for r in relaxations]
                 layers, domain = self.net.layers[: self.k], self.domain.select(samples)
+                none = [r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]
+                slopes = none if zero else usual_slopes(relaxations, domain)
                 value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), slopes, self.net.gamma).value_BS
                 self._keep_dense(samples, neurons, value_BS - guard_BS)
 
@@ -155,6 +156,8 @@ class Rows:
         """(sample_R, neuron_R) for windows, (sample_G, neuron_GS) for whole rows."""
         limit = max(1, elements // (2 * row_elements(self.net, self.k)))
         if windows_pay(self.net, self.k):
+            if self.domain.has_vertices:
+                limit = max(1, elements // (2 * row_elements(self.net, self.k) + vertex_elements(self.net, self.k)))
             sample_R, neuron_R = mask_BN.nonzero(as_tuple=True)
             if len(sample_R) == 0:
                 return

@@ -26,6 +26,7 @@ class Evaluation:
     value_BS: Tensor
     coefficients: list[Tensor]  # [B, S, N] on the post-activations
     preactivations: list[Tensor]  # [B, S, N] of the minimiser in the relaxed network: also the gradient in the split multipliers
+    activations: list[Tensor]  # [B, S, N] what the relaxed network makes of them
 
 
 def evaluate(
@@ -46,28 +47,43 @@ def evaluate(
     """
     A_BSN, b_BS = rows
     B, S = b_BS.shape
+    vertices = domain.vertices(layers[0])
     coefficients: list[Tensor] = []
+    concave_BSN: Tensor | None = None
     for i in range(len(layers) - 1, -1, -1):
         layer, relaxation = layers[i], relaxations[i]
         if trace:
             coefficients.append(A_BSN)
-        A_BSN, intercept_BS = through_relu(A_BSN, relaxation, slopes[i])
-        b_BS = b_BS + intercept_BS
+        if i == 0 and vertices is not None:
+            A_BSN, concave_BSN = beside_concave(A_BSN, relaxation, slopes[0])
+            b_BS = b_BS + torch.matmul(concave_BSN, vertices.rest_BN.unsqueeze(-1)).squeeze(-1)
+            if gamma:
+                b_BS = b_BS - (16 * gamma + 4 * layer.lost) * weighed(concave_BSN, relaxation.scale_BN, layer.floor)
+        else:
+            A_BSN, intercept_BS = through_relu(A_BSN, relaxation, slopes[i])
+            b_BS = b_BS + intercept_BS
         if multipliers is not None:
             A_BSN = A_BSN + multipliers[i]
         b_BS = b_BS + A_BSN @ layer.bias_N
         if gamma:
             b_BS = b_BS - _lost(A_BSN, relaxation, layer, gamma)
         A_BSN = layer.transpose(A_BSN.flatten(0, 1)).view(B, S, layer.inputs)
-    value_BS, offset_BSN = domain.minimise(A_BSN)
+    mixed_BSN: Tensor | None = None
+    if vertices is None or concave_BSN is None:
+        value_BS, offset_BSN = domain.minimise(A_BSN)
+    else:
+        fall_BS, take_BS2N = vertices.lowest(concave_BSN, A_BSN, domain.low_BN, domain.high_BN)
+        value_BS = torch.matmul(A_BSN, domain.x_BN.unsqueeze(-1)).squeeze(-1) + fall_BS
+        offset_BSN = take_BS2N[:, :, 0] - take_BS2N[:, :, 1]
+        mixed_BSN = vertices.mixed(take_BS2N) if trace else None
     value_BS = value_BS + b_BS
     if gamma:
         value_BS = value_BS - 4 * gamma * weighed(A_BSN, domain.reach)
     if not trace:
-        return Evaluation(value_BS, [], [])
+        return Evaluation(value_BS, [], [], [])
     coefficients.reverse()
     point_BSN = domain.x_BN.unsqueeze(1) + offset_BSN
-    return Evaluation(value_BS, coefficients, _replay(layers, relaxations, coefficients, slopes, point_BSN))
+    return Evaluation(value_BS, coefficients, *_replay(layers, relaxations, coefficients, slopes, point_BSN, mixed_BSN))
 
 
 def enclose(
@@ -110,25 +126,40 @@ def through_relu(A_BSN: Tensor, relaxation: Relaxation, slope: Tensor) -> tuple[
     return torch.addcmul(upper_BSN, A_BSN - negative_BSN, slope), intercept_BS
 
 
+def beside_concave(A: Tensor, relaxation: Relaxation, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients on relu(z) as coefficients on z, and those of unstable neurons that are negative, which stay on relu(z)."""
+    if slope.dim() == 2:
+        slope = slope.unsqueeze(1)
+    negative = A.clamp_max(0)
+    concave = negative * relaxation.unstable_BN.unsqueeze(1)
+    exact = (negative - concave) * relaxation.upper_slope_BN.unsqueeze(1)
+    return torch.addcmul(exact, A - negative, slope), concave
+
+
 def _replay(
     layers: Sequence[Affine],
     relaxations: Sequence[Relaxation],
     coefficients: Sequence[Tensor],
     slopes: Sequence[Tensor],
     point_BSN: Tensor,
-) -> list[Tensor]:
-    """The pre-activations of the minimiser when every ReLU is replaced by the line the backward pass chose for it."""
+    mixed_BSN: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The pre-activations of the minimiser when every ReLU is replaced by the line the backward pass chose for it, and what becomes of
+    them. With vertices, `mixed_BSN` is what the ReLUs of the first layer give where no line took their place."""
     preactivations: list[Tensor] = []
+    activations: list[Tensor] = []
     for i, layer in enumerate(layers):
         B, S = point_BSN.shape[:2]
         z_BSN = layer(point_BSN.flatten(0, 1)).view(B, S, layer.outputs)
         preactivations.append(z_BSN)
-        if i + 1 < len(layers):
-            relaxation = relaxations[i]
-            slope = slopes[i] if slopes[i].dim() == 3 else slopes[i].unsqueeze(1)
-            upper_BSN = torch.addcmul(relaxation.upper_intercept_BN.unsqueeze(1), relaxation.upper_slope_BN.unsqueeze(1), z_BSN)
-            point_BSN = torch.where(coefficients[i] >= 0, slope * z_BSN, upper_BSN)
-    return preactivations
+        relaxation = relaxations[i]
+        slope = slopes[i] if slopes[i].dim() == 3 else slopes[i].unsqueeze(1)
+        upper_BSN = torch.addcmul(relaxation.upper_intercept_BN.unsqueeze(1), relaxation.upper_slope_BN.unsqueeze(1), z_BSN)
+        if i == 0 and mixed_BSN is not None:
+            upper_BSN = torch.where(relaxation.unstable_BN.unsqueeze(1), mixed_BSN, upper_BSN)
+        point_BSN = torch.where(coefficients[i] >= 0, slope * z_BSN, upper_BSN)
+        activations.append(point_BSN)
+    return preactivations, activations
 
 
 def slope_gradients(evaluation: Evaluation, relaxations: Sequence[Relaxation]) -> list[Tensor]:
@@ -164,8 +195,15 @@ class Ascent:
         self.second = [t[index] for t in self.second]
 
 
+def usual_slopes(relaxations: Sequence[Relaxation], domain: Domain) -> list[Tensor]:
+    """The lower slopes that searches begin with: the adaptive ones. With vertices those of the image, for few neurons leave its side."""
+    if not (domain.has_vertices and domain.balls):
+        return [r.adaptive_BN for r in relaxations]
+    return [r.lower_slope((b.centre_BN > 0).to(r.active_BN.dtype)) for r, b in zip(relaxations, domain.balls, strict=False)]
+
+
 def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], relaxations: list[Relaxation], C_BSK: Tensor) -> Tensor:
-    """CROWN with adaptive lower slopes and, for samples these leave open, also with zero slopes: neither dominates.
+    """CROWN with the usual lower slopes and, for samples these leave open in l2, also with zero slopes: neither dominates.
 
     Zero slopes pay where ball∩box makes the adaptive ones flip; elsewhere they cost as much as the whole pass and add next to
     nothing that alpha-CROWN would not find.
@@ -174,9 +212,9 @@ def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], rel
     if net.gamma:
         b_BS = b_BS - 4 * net.gamma * (guard_BS + start_magnitude(net, C_BSK, bounds[-1].reach()))
     layers = net.layers[:-1]
-    value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), [r.adaptive_BN for r in relaxations], net.gamma).value_BS
+    value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), usual_slopes(relaxations, domain), net.gamma).value_BS
     left = (~(value_BS > 0).all(1)).nonzero(as_tuple=True)[0]
-    if len(left) and domain.box.bounded and domain.threat.norm != "linf":
+    if len(left) and domain.box.bounded and domain.threat.norm == "l2":
         some = relaxations if len(left) == len(value_BS) else [r.select(left) for r in relaxations]
         zero = [r.lower_slope(torch.zeros_like(r.adaptive_BN)) for r in some]
         other = evaluate(layers, some, domain.select(left), (A_BSN[left], b_BS[left]), zero, net.gamma).value_BS

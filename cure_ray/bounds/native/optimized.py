@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.domain import Domain
-from cure_ray.bounds.native.linear import Ascent, evaluate, slope_gradients
+from cure_ray.bounds.native.linear import Ascent, evaluate, slope_gradients, usual_slopes
 from cure_ray.bounds.native.relaxation import Relaxation
 
 RATE, DECAY = 0.25, 0.95
@@ -24,7 +24,7 @@ def optimise(
 ) -> tuple[Tensor, list[Tensor]]:
     """The best values [B, S] seen and the slopes [B, S, N] that gave them (every reported value was evaluated)."""
     S = b_BS.shape[1]
-    alphas = [r.adaptive_BN.unsqueeze(1).expand(-1, S, -1).clone() for r in relaxations]
+    alphas = [slope_BN.unsqueeze(1).expand(-1, S, -1).clone() for slope_BN in usual_slopes(relaxations, domain)]
     best_BS = torch.full_like(b_BS, -torch.inf)
     best = [a.clone() for a in alphas]
     ascent = Ascent(alphas)

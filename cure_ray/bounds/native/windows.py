@@ -18,6 +18,7 @@ from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation
 from cure_ray.bounds.native.rounding import FLOOR, reach
+from cure_ray.bounds.native.vertices import Vertices
 from cure_ray.threats.geometry import minimise_linear
 
 
@@ -49,9 +50,14 @@ class WindowRows:
     inside_RN: Tensor
     domain: Domain
     gamma: float
+    vertices: Vertices | None = None  # of the first layer on the windows, one sample a row
 
     def initial_slopes(self) -> list[Tensor]:
-        return [g.adaptive.expand(2, *g.adaptive.shape).clone() for g in self.gathered]
+        """As `usual_slopes` of whole rows."""
+        slopes = [g.adaptive for g in self.gathered]
+        if self.vertices is not None and self.gathered[0].ball:
+            slopes = [torch.where(g.unstable > 0, (g.ball[2] > 0).to(g.bias.dtype), g.adaptive) for g in self.gathered]
+        return [slope.expand(2, *slope.shape).clone() for slope in slopes]
 
     def with_slopes(self, alphas: Sequence[Tensor]) -> list[Tensor]:
         """alphas on unstable neurons, exact slopes on stable ones."""
@@ -62,13 +68,19 @@ class WindowRows:
         A, b_2R = self.A_2RhwC, self.b_2R
         rows = A.shape[1]
         kept: list[Tensor] = []
+        concave: Tensor | None = None
         for i in range(len(self.layers) - 1, -1, -1):
             g = self.gathered[i]
             if trace:
                 kept.append(A)
             negative = A.clamp_max(0)
-            b_2R = b_2R + (negative * g.upper_intercept).flatten(2).sum(-1)
-            A = torch.addcmul(negative * g.upper_slope, A - negative, slopes[i])
+            if i == 0 and self.vertices is not None:
+                concave = negative * g.unstable
+                b_2R = b_2R + self._concave(concave)
+                A = torch.addcmul((negative - concave) * g.upper_slope, A - negative, slopes[i])
+            else:
+                b_2R = b_2R + (negative * g.upper_intercept).flatten(2).sum(-1)
+                A = torch.addcmul(negative * g.upper_slope, A - negative, slopes[i])
             b_2R = b_2R + (A * g.bias).flatten(2).sum(-1)
             if g.scale is not None:
                 layer = self.layers[i]
@@ -77,15 +89,26 @@ class WindowRows:
             A = self.layers[i].transpose_window(A.flatten(0, 1))
             A = A.reshape(2, rows, *A.shape[1:])
         window = A.shape[2:]
-        value_2R, offset_2RN = self._minimise(A.flatten(2))
+        value_2R, offset_2RN, mixed = self._minimise(A.flatten(2), concave, trace and len(self.layers) > 1)
         value_2R = value_2R + b_2R
         if not trace:
             return value_2R, []
         kept.reverse()
-        point = ((self.x_RN + offset_2RN) * self.inside_RN).view(2 * rows, *window)
-        return value_2R, self._gradients(kept, slopes, point)
+        point = ((self.x_RN + offset_2RN) * self.inside_RN).reshape(2 * rows, *window)
+        return value_2R, self._gradients(kept, slopes, point, mixed)
 
-    def _gradients(self, kept: Sequence[Tensor], slopes: Sequence[Tensor], point: Tensor) -> list[Tensor]:
+    def _concave(self, concave: Tensor) -> Tensor:
+        """What the ReLUs that keep their coefficients are worth at the images, less what rounding may add, [2, R]."""
+        assert self.vertices is not None
+        g, layer, flat_2RN = self.gathered[0], self.layers[0], concave.flatten(2)
+        value_2R = (flat_2RN * self.vertices.rest_BN).sum(-1)
+        if g.scale is None:
+            return value_2R
+        scale_RN = g.scale.flatten(1)
+        sizes_2R = (flat_2RN.abs() * scale_RN).sum(-1) + layer.floor * scale_RN.sum(-1)
+        return value_2R - (16 * self.gamma + 4 * layer.lost) * sizes_2R
+
+    def _gradients(self, kept: Sequence[Tensor], slopes: Sequence[Tensor], point: Tensor, mixed: Tensor | None) -> list[Tensor]:
         gradients = []
         for i, layer in enumerate(self.layers):
             g, A = self.gathered[i], kept[i]
@@ -93,6 +116,8 @@ class WindowRows:
             gradients.append((A.clamp_min(0) * z).mul_(g.unstable))
             if i + 1 < len(self.layers):
                 upper = torch.addcmul(g.upper_intercept, g.upper_slope, z)
+                if i == 0 and mixed is not None:
+                    upper = torch.where(g.unstable > 0, mixed.reshape(z.shape), upper)
                 point = torch.where(A >= 0, slopes[i] * z, upper).flatten(0, 1)
         return gradients
 
@@ -118,21 +143,28 @@ class WindowRows:
             return self.layers[i].linear_window(window, *shapes[i][:2]).reshape(*x_2RN.shape[:2], -1)
 
         def image(A_2RN: Tensor) -> tuple[Tensor, Tensor]:
-            value_2R, offset_2RN = self._minimise(A_2RN)
+            value_2R, offset_2RN, _ = self._minimise(A_2RN)
             return value_2R, (self.x_RN + offset_2RN) * self.inside_RN
 
         return CoupledRows(views, self.A_2RhwC.flatten(2), self.b_2R, down, up, image, self.gamma)
 
-    def _minimise(self, A_2RN: Tensor) -> tuple[Tensor, Tensor]:
-        """The least value over the windows of the images, less what rounding may have added, and the offset of a minimiser."""
-        A_2RN = A_2RN * self.inside_RN
-        value_2R, offset_2RN = minimise_linear(
-            A_2RN, self.x_RN, self.low_RN, self.high_RN, self.domain.threat, self.domain.box, self.domain.steps
-        )
+    def _minimise(self, A_2RN: Tensor, concave: Tensor | None = None, mix: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The least value over the windows of the images, less what rounding may have added, and the offset of a minimiser; with
+        coefficients that stay on the first layer's ReLUs and `mix` also what these give there."""
+        A_2RN, mixed = A_2RN * self.inside_RN, None
+        if concave is None or self.vertices is None:
+            value_2R, offset_2RN = minimise_linear(
+                A_2RN, self.x_RN, self.low_RN, self.high_RN, self.domain.threat, self.domain.box, self.domain.steps
+            )
+        else:
+            fall_R2, take_R22N = self.vertices.lowest(concave.flatten(2).transpose(0, 1), A_2RN.transpose(0, 1), self.low_RN, self.high_RN)
+            value_2R = (A_2RN * self.x_RN).sum(-1) + fall_R2.t()
+            offset_2RN = (take_R22N[:, :, 0] - take_R22N[:, :, 1]).transpose(0, 1)
+            mixed = self.vertices.mixed(take_R22N).transpose(0, 1) if mix else None
         if self.guard_R is not None:
             reach_RN = reach(self.x_RN, self.domain.threat.eps)
             value_2R = value_2R - 4 * self.gamma * (self.guard_R + (A_2RN.abs() * reach_RN).sum(-1) + FLOOR * reach_RN.sum(-1))
-        return value_2R, offset_2RN
+        return value_2R, offset_2RN, mixed
 
     def optimise(self, iterations: int, rate: float = 0.25, decay: float = 0.9) -> tuple[Tensor, list[Tensor]]:
         """The best value [2, R] seen and the alphas that gave it, each row with slopes of its own."""
@@ -187,6 +219,12 @@ def windows_pay(net: Compiled, k: int) -> bool:
     return all(h * w < 0.8 * shape[1] * shape[2] for (h, w), shape in sizes)
 
 
+def vertex_elements(net: Compiled, k: int) -> int:
+    """What the vertices of an l1 ball add for one row of convolution layer k on its window."""
+    first, (h, w) = net.layers[0], window_sizes(net, k)[-2]
+    return 2 * h * w * first.weight.numel()
+
+
 def row_elements(net: Compiled, k: int) -> int:
     """Coefficients one row of layer k needs in all layers below: the unit of the memory and work estimates."""
     if windows_pay(net, k):
@@ -225,6 +263,7 @@ def gather_rows(
         return picked.split(C, 3)
 
     window = _Window(1, 1, (1, 1), (0, 0)).below(layer)
+    vertices: Vertices | None = None
     first = torch.zeros_like(sample_R)
     gathered: list[_Gathered] = []
     for i in range(k - 1, -1, -1):
@@ -236,6 +275,9 @@ def gather_rows(
         (bias,) = cut(window, [below.bias_N.unsqueeze(0)], below.out_shape, first)
         ball = (*parts[-3:], domain.balls[i].radius_B1[sample_R]) if domain.balls else ()
         gathered.append(_Gathered(parts[0], parts[1], parts[2], parts[3], bias, parts[4] if net.gamma else None, ball))
+        if i == 0 and domain.has_vertices:
+            (at_image,) = cut(window, [below(domain.x_BN)], below.out_shape, sample_R)
+            vertices = Vertices.around(below, at_image.flatten(1), domain.threat.eps, below.window_below(window.h, window.w), (0, 0))
         window = window.below(below)
     gathered.reverse()
     images = [domain.x_BN, domain.low_BN, domain.high_BN, torch.ones_like(domain.x_BN)]
@@ -244,5 +286,6 @@ def gather_rows(
     b_R = layer.bias_N[neuron_R]
     guard_R = bounds_k.scale_BN[sample_R, neuron_R] if net.gamma else None
     return WindowRows(
-        net.layers[:k], gathered, torch.stack([A, -A]), torch.stack([b_R, -b_R]), guard_R, x, low, high, inside, domain, net.gamma
-    )
+        net.layers[:k], gathered, torch.stack([A, -A]), torch.stack([b_R, -b_R]), guard_R, x, low, high, inside, domain, net.gamma,
+        vertices,
+    )  # fmt: skip
