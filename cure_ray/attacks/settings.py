@@ -8,6 +8,7 @@ from cure_ray.errors import UserError, nearest
 Strength = Literal["default", "strong"]
 OPENING = 2  # restarts that go before all others: most samples that fall do so at once
 CLOSING, VERTICES = 8, 16  # restarts and rounds over vertices before branch and bound
+LAST = (30, 24, 24)  # steps, restarts and rounds over vertices after it
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,9 @@ class AttackSettings:
 
     @property
     def last(self) -> "AttackSettings":
-        """The attack on the few samples that no proof was found for: as strong as any."""
-        strong = STRENGTHS["strong"]
-        steps, restarts = max(self.steps, strong.steps), max(self.restarts, strong.restarts)
-        return AttackSettings(steps, restarts, self.rows, max(self.vertices, strong.vertices))
+        """The attack on the few samples that no proof was found for: no price is too high where a tree was climbed in vain."""
+        steps, restarts, vertices = (max(pair) for pair in zip(LAST, (self.steps, self.restarts, self.vertices), strict=True))
+        return AttackSettings(steps, restarts, self.rows, vertices)
 
     @property
     def again(self) -> "AttackSettings":
