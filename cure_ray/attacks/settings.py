@@ -8,7 +8,7 @@ from cure_ray.errors import UserError, nearest
 Strength = Literal["default", "strong"]
 OPENING = 2  # restarts that go before all others: most samples that fall do so at once
 CLOSING, VERTICES = 8, 16  # restarts and rounds over vertices before branch and bound
-LAST = (30, 24, 24)  # steps, restarts and rounds over vertices after it
+LAST = (40, 48, 24)  # steps, restarts and rounds over vertices after it
 
 
 @dataclass(frozen=True)
