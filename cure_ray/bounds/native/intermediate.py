@@ -31,7 +31,8 @@ def crown_bounds(net: Compiled, domain: Domain, elements: int) -> list[LayerBoun
     for k in range(1, net.hidden):
         rows = Rows(net, k, relaxations, interval_layer(net.layers[k], bounds[-1], net.gamma), domain)
         unstable_BN = rows.bounds.unstable()
-        if not windows_pay(net, k):  # what an enclosure makes stable, as most where intervals decide little, needs no CROWN
+        # What an enclosure makes stable, as most where intervals decide little, needs no CROWN; vertices make it stable themselves.
+        if not windows_pay(net, k) and not domain.has_vertices:
             rows.enclose(unstable_BN & (unstable_BN.double().mean(1, keepdim=True) >= LOOSE), elements)
         rows.crown(rows.bounds.unstable(), elements)
         if domain.threat.norm == "l2":
