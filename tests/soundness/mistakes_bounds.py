@@ -277,8 +277,8 @@ BOUNDS = [
     (
         "l1: entries that were not sorted cost nothing",
         "threats/geometry.py",
-        "floor = worth_K[..., -1:] if count < A.shape[-1]",
-        "floor = torch.zeros_like(price) if count < A.shape[-1]",
+        "floor = worth_K[..., -1:] if count < worth.shape[-1]",
+        "floor = torch.zeros_like(price) if count < worth.shape[-1]",
     ),
     (
         "the upper end of the domain taken for 1",

@@ -281,7 +281,7 @@ CASCADE = [
     (
         "cascade: what is left over is certified",
         CASCADE_FILE,
-        "self.outcomes[b].decide(Status.UNKNOWN, last)",
+        "self.outcomes[b].decide(Status.TIMEOUT if b in self.late else Status.UNKNOWN, last)",
         "self.outcomes[b].decide(Status.CERTIFIED, last)",
     ),
     ("cascade: what is skipped is certified", CASCADE_FILE, "Status.UNKNOWN, SKIPPED)", "Status.CERTIFIED, SKIPPED)"),
@@ -301,7 +301,7 @@ CASCADE = [
     (
         "cascade: an unfinished search is a proof",
         CASCADE_FILE,
-        'outcome.decide(Status.TIMEOUT, "branch-and-bound")',
+        "self.late.add(b)",
         'outcome.decide(Status.CERTIFIED, "branch-and-bound")',
     ),
     ("cascade: a candidate is a witness", CASCADE_FILE, "if bool(found.valid[i]):", "if True:"),

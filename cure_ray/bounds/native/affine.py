@@ -43,6 +43,7 @@ class Affine:
     def __post_init__(self) -> None:
         self.is_conv = self.weight.dim() == 4
         self.inputs, self.outputs = math.prod(self.in_shape), math.prod(self.out_shape)
+        self.positions = self.outputs // self.out_shape[0] if self.is_conv else 1  # where the kernel is applied
         if self.is_conv:
             self.weight = self.weight.contiguous(memory_format=torch.channels_last)
             self.kernel = (self.weight.shape[2], self.weight.shape[3])

@@ -42,7 +42,7 @@ class Compiled:
     @property
     def products(self) -> int:
         """Multiplications of one pass through the network."""
-        return sum(layer.weight.numel() * (layer.outputs // layer.out_shape[0] if layer.is_conv else 1) for layer in self.layers)
+        return sum(layer.weight.numel() * layer.positions for layer in self.layers)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Compiled":
         """In float64 every bound is lowered by what rounding can have added: gamma_n = n u / (1 - n u) for sums of n terms,

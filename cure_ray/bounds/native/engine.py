@@ -15,21 +15,18 @@ from cure_ray import __version__
 from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.balls import ball_margins, with_balls
-from cure_ray.bounds.native.branching import Search
-from cure_ray.bounds.native.climbing import Climber, Together
 from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
-from cure_ray.bounds.native.condensed import Apart
-from cure_ray.bounds.native.coupled_margins import coupled_margins
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.hidden import Nets, hidden_bounds, proven_bounds
 from cure_ray.bounds.native.intermediate import crown_bounds
-from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
-from cure_ray.bounds.native.optimized import optimise
+from cure_ray.bounds.native.linear import best_of_slopes
+from cure_ray.bounds.native.margins import raised_margins
 from cure_ray.bounds.native.problem import NativeProblem, joined_bounds, store, visible
-from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows, start_rows
+from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_margins, margin_rows
 from cure_ray.bounds.native.single import with_single_products
-from cure_ray.bounds.native.subproblems import Space, unstable_index
+from cure_ray.bounds.native.trees import branched
+from cure_ray.bounds.native.vertices import vertex_numbers
 from cure_ray.errors import UserError
 from cure_ray.threats.balls import Ball
 from cure_ray.threats.box import UNIT, Box
@@ -163,91 +160,24 @@ class NativeEngine:
         nets, whole = Nets(search, self.prove, decide), replace(problem)
         todo, parts = torch.arange(problem.size, device=self.device), list[tuple[Tensor, NativeProblem]]()
         if problem.known and search.hidden > 1 and self.effort.stop_early and self.effort.hidden in ("auto", "alpha"):
-            first = self._with_margins(problem, proven_bounds(nets, problem))
+            first = raised_margins(search, decide, problem, proven_bounds(nets, problem), self.effort)
             assert first.margins_BS is not None
             proven_B = (first.margins_BS > 0).all(1)
             done, todo = proven_B.nonzero(as_tuple=True)[0], (~proven_B).nonzero(as_tuple=True)[0]
             parts = [(done, first.select(done))] if len(done) else []
         if len(todo):
             rest = problem.select(todo)
-            parts.append((todo, self._with_margins(rest, hidden_bounds(nets, rest, self.effort, self._elements))))
+            bounds = hidden_bounds(nets, rest, self.effort, self._elements)
+            parts.append((todo, raised_margins(search, decide, rest, bounds, self.effort)))
         store(whole, parts)
         return whole
-
-    def _with_margins(self, problem: NativeProblem, bounds: list[LayerBounds]) -> NativeProblem:
-        """The problem with these hidden bounds, and with the margins found on them."""
-        _, search, decide = self._own(problem)
-        C_BSK = margin_rows(problem.y_B, decide.classes, torch.float64)
-        value_BS = interval_margins(decide, problem.domain, bounds, C_BSK)
-        if not bounds:
-            return replace(problem, bounds=[], margins_BS=value_BS, slopes=[])
-        if problem.domain.balls:
-            value_BS = torch.maximum(value_BS, ball_margins(decide, problem.domain, C_BSK))
-        relaxations = [Relaxation.of(b) for b in bounds]
-        value_BS = torch.maximum(value_BS, best_of_slopes(decide, problem.domain, bounds, relaxations, C_BSK))
-        slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
-        sample_R, spec_R = (~((value_BS > 0) & self.effort.stop_early)).nonzero(as_tuple=True)
-        found = replace(problem, bounds=bounds, margins_BS=value_BS)
-        if problem.domain.coupled:
-            return coupled_margins(search, decide, found, relaxations, (sample_R, spec_R), self.effort)
-        if len(sample_R):
-            low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]
-            A_R1N, b_R1, _ = start_rows(search, C_BSK[sample_R, spec_R].unsqueeze(1).float())
-            domain = problem.domain.select(sample_R)
-            _, alphas = optimise(
-                search.layers[:-1], low, domain.to(torch.float32), A_R1N, b_R1, self.effort.iterations, self.effort.stop_early
-            )
-            found_R = with_alphas(decide, domain, [b.select(sample_R) for b in bounds], C_BSK[sample_R, spec_R].unsqueeze(1), alphas)
-            value_BS[sample_R, spec_R] = torch.maximum(value_BS[sample_R, spec_R], found_R)
-            for kept, alpha in zip(slopes, alphas, strict=True):
-                kept[sample_R, spec_R] = alpha[:, 0].half()
-        if problem.domain.balls:  # beside vertices
-            left = (~((value_BS > 0) & self.effort.stop_early)).nonzero(as_tuple=True)
-            coupled_margins(search, decide, found, relaxations, (left[0], left[1]), self.effort)
-        return replace(problem, bounds=bounds, margins_BS=value_BS, slopes=slopes)
 
     def _branched(self, seconds: float, nodes: int) -> Callable[[NativeProblem], list[Branching]]:
         def run(problem: NativeProblem) -> list[Branching]:
             _, search, decide = self._own(problem)
-            bounds, margins_BS = problem.bounds, problem.margins_BS
-            assert bounds is not None
-            assert margins_BS is not None
-            shown_BS = visible(margins_BS)
-            live = torch.isfinite(shown_BS).all(1).nonzero(as_tuple=True)[0]
-            results = [Branching(m.cpu(), 0, 0.0, bool(seconds <= 0 or nodes <= 0)) for m in shown_BS]
-            if len(live) == 0 or not bounds:
-                return results
-            bounds = [b.select(live) for b in bounds]
-            C_BSK = margin_rows(problem.y_B[live], decide.classes, torch.float64)
-            index_BU = unstable_index(bounds)
-            domain = problem.domain.select(live)
-            quick, exact = (self._climber(net, domain, bounds, C_BSK, index_BU) for net in (search, decide))
-            index_BSU = index_BU.unsqueeze(1).expand(-1, shown_BS.shape[1], -1)
-
-            def compact(dense: list[Tensor]) -> Tensor:
-                return torch.cat([t[live] for t in dense] + [dense[0][live][..., :1] * 0], 2).gather(2, index_BSU)
-
-            alpha_BSU = compact(problem.slopes or [torch.zeros_like(e, dtype=torch.float16) for e in problem.extras])
-            beta_BSU = compact(problem.extras) if problem.extras else torch.zeros_like(alpha_BSU)
-            price_BSL = torch.cat([p[live] for p in problem.prices], 2) if problem.prices else alpha_BSU[..., :0]
-            tree = Search(quick, exact, shown_BS[live], (alpha_BSU, beta_BSU, price_BSL), self.effort.branching)
-            own = 0 if self.device.type == "cpu" else 4 * self._vertices(problem)  # nodes of one sample share them
-            node = 16 * search.neurons * (self.effort.branching.candidates + 1) + own
-            room = self._elements(search) * 4 // node
-            batch = max(2, min(64 if self.device.type == "cpu" else 1024, room))
-            waiting = (nodes // 2 + 1) * index_BU.shape[1] * 9 + 1  # bytes of a sample's open nodes, at most
-            tree.run(seconds, nodes, batch, max(1, min(batch // self.effort.branching.width[0], self.memory_budget // waiting)))
-            for row, (i, margin_S) in enumerate(zip(live.tolist(), tree.margins().cpu(), strict=True)):
-                results[i] = Branching(margin_S, tree.nodes[row], tree.seconds[row], tree.exhausted[row])
-            return results
+            return branched(search, decide, problem, self.effort.branching, (seconds, nodes), (self._elements(search), self.memory_budget))
 
         return run
-
-    def _climber(self, net: Compiled, domain: Domain, bounds: list[LayerBounds], C_BSK: Tensor, index_BU: Tensor) -> Climber:
-        """A core works best on small matrices, one sample after the other; a GPU on all samples at once."""
-        if self.device.type == "cpu":
-            return Apart(net, domain, bounds, C_BSK, index_BU, self.memory_budget // 16)
-        return Together(Space(net, domain, bounds, C_BSK, index_BU))
 
     # ------------------------------------------------------------ batches and memory
 
@@ -262,17 +192,13 @@ class NativeEngine:
         most = 4_000_000 if self.device.type == "cpu" else 1 << 40
         return max(1, min(most, self.memory_budget // (8 * size)))
 
-    def _vertices(self, problem: NativeProblem) -> int:
-        """Numbers that a sample's vertices need."""
-        assert self.search is not None
-        first = self.search.layers[0]
-        return 2 * first.weight.numel() * (first.outputs // first.out_shape[0]) if problem.domain.has_vertices else 0
-
     def _per_sample(self, stage: Stage, problem: NativeProblem) -> int:
         """Rough number of bytes a sample needs."""
         net = self.decide
         assert net is not None
-        return 8 * 3 * self._vertices(problem) * (stage not in ("ibp", "branch-and-bound")) + self._dense(net, stage)
+        first = net.layers[0]
+        own = vertex_numbers(first, first.positions) if problem.domain.has_vertices and stage not in ("ibp", "branch-and-bound") else 0
+        return 8 * 3 * own + self._dense(net, stage)
 
     @staticmethod
     def _dense(net: Compiled, stage: Stage) -> int:

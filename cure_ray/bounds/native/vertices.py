@@ -90,3 +90,8 @@ def _matmul(rows: Tensor, matrix: Tensor) -> Tensor:
             return found.view(shape[1], shape[0], shape[2]).transpose(0, 1)
         return found.view(rows.shape[1], *shape).transpose(0, 1)
     return rows @ matrix
+
+
+def vertex_numbers(layer: Affine, positions: int) -> int:
+    """How many numbers the vertices of one sample are, for so many positions of the first layer."""
+    return 2 * layer.weight.numel() * positions

@@ -18,7 +18,7 @@ from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import Ascent
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation
 from cure_ray.bounds.native.rounding import FLOOR, reach
-from cure_ray.bounds.native.vertices import Vertices
+from cure_ray.bounds.native.vertices import Vertices, vertex_numbers
 from cure_ray.threats.geometry import minimise_linear
 
 
@@ -221,8 +221,8 @@ def windows_pay(net: Compiled, k: int) -> bool:
 
 def vertex_elements(net: Compiled, k: int) -> int:
     """What the vertices of an l1 ball add for one row of convolution layer k on its window."""
-    first, (h, w) = net.layers[0], window_sizes(net, k)[-2]
-    return 2 * h * w * first.weight.numel()
+    h, w = window_sizes(net, k)[-2]
+    return vertex_numbers(net.layers[0], h * w)
 
 
 def row_elements(net: Compiled, k: int) -> int:
