@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cure_ray.bounds.native.coupled import Choice, CoupledLayer, CoupledRows, Trace, evaluate, worst_offset
-from cure_ray.bounds.native.linear import Ascent
+from cure_ray.bounds.native.linear import Ascent, in_reach
 
 NOISE = 1e-2  # of a row's largest gradient
 
@@ -63,19 +63,24 @@ def ascend(rows: CoupledRows, choice: Choice, iterations: int, rate: float, deca
 
 
 def ascend_open(build: Callable[[Tensor], CoupledRows], count: int, legs: Sequence[int], rate: float, decay: float, stop: bool) -> Choice:
-    """`ascend` for `count` rows (dimension 0) in legs; with `stop` each leg goes on with the rows that are not positive yet."""
+    """`ascend` for `count` rows (dimension 0) in legs; with `stop` each leg goes on with the rows that are not positive yet but may be."""
     rows = build(torch.arange(count))
     live, choice = torch.arange(count, device=rows.b.device), start(rows)
     whole, done = choice, 0
+    before: Tensor | None = None
     for leg in legs:
         best, choice, _ = ascend(rows, choice, leg, rate * decay**done, decay)
         done += leg
         for into, new in zip(whole.parts(), choice.parts(), strict=True):
             into[:] = [old.index_copy(0, live, part) for old, part in zip(into, new, strict=True)]
         if stop:
-            still = (~(best > 0).all(1)).nonzero(as_tuple=True)[0]
+            open_R = ~(best > 0).all(1)
+            if before is not None:
+                open_R &= in_reach(best, before, (sum(legs) - done) / leg)
+            still = open_R.nonzero(as_tuple=True)[0]
             if len(still) == 0:
                 break
+            before = best[still]
             if len(still) < len(best):
                 live, choice = live[still], choice.select(still)
                 rows = build(live)

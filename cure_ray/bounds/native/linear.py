@@ -202,6 +202,12 @@ def usual_slopes(relaxations: Sequence[Relaxation], domain: Domain) -> list[Tens
     return [r.lower_slope((b.centre_BN > 0).to(r.active_BN.dtype)) for r, b in zip(relaxations, domain.balls, strict=False)]
 
 
+def in_reach(best_RS: Tensor, before_RS: Tensor, ahead: float) -> Tensor:
+    """[R]: the rows whose values would all be positive if the rest of an ascent, `ahead` times as long as its last leg, gained as much
+    again in every leg. Ascents slow down, so the others are not going to be."""
+    return (best_RS + ahead * (best_RS - before_RS) > 0).all(1)
+
+
 def best_of_slopes(net: Compiled, domain: Domain, bounds: list[LayerBounds], relaxations: list[Relaxation], C_BSK: Tensor) -> Tensor:
     """CROWN with the usual lower slopes and, for samples these leave open in l2, also with zero slopes: neither dominates.
 

@@ -1,4 +1,4 @@
-"""alpha-CROWN: gradient ascent on the lower slopes of unstable ReLUs, rows already positive dropped on the way."""
+"""alpha-CROWN: gradient ascent on the lower slopes of unstable ReLUs, rows that are positive, or will not be, dropped on the way."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.domain import Domain
-from cure_ray.bounds.native.linear import Ascent, evaluate, slope_gradients, usual_slopes
+from cure_ray.bounds.native.linear import Ascent, evaluate, in_reach, slope_gradients, usual_slopes
 from cure_ray.bounds.native.relaxation import Relaxation
 
 RATE, DECAY = 0.25, 0.95
+LEG = 4  # iterations between two looks at what is in reach
 
 
 def optimise(
@@ -29,6 +30,7 @@ def optimise(
     best = [a.clone() for a in alphas]
     ascent = Ascent(alphas)
     live_B = torch.arange(len(b_BS), device=b_BS.device)
+    before_BS: Tensor | None = None
     for t in range(iterations):
         last = t + 1 == iterations
         found = evaluate(layers, relaxations, domain, (A_BSN, b_BS), alphas, 0.0, trace=not last)
@@ -43,10 +45,15 @@ def optimise(
         for alpha in alphas:
             alpha.clamp_(0, 1)
         if stop_when_positive:
-            keep = (~(best_BS[live_B] > 0).all(1)).nonzero(as_tuple=True)[0]
+            open_B, looks = ~(best_BS[live_B] > 0).all(1), t % LEG == LEG - 1
+            if looks:
+                if before_BS is not None:
+                    open_B &= in_reach(best_BS[live_B], before_BS[live_B], (iterations - t - 1) / LEG)
+                before_BS = best_BS.clone()
+            keep = open_B.nonzero(as_tuple=True)[0]
             if len(keep) == 0:
                 break
-            if len(keep) <= 0.75 * len(live_B):
+            if len(keep) <= 0.75 * len(live_B) or (looks and len(keep) < len(live_B)):  # whoever shares the batch: out of reach is out
                 live_B, domain = live_B[keep], domain.select(keep)
                 A_BSN, b_BS = A_BSN[keep], b_BS[keep]
                 alphas = [a[keep] for a in alphas]
