@@ -259,7 +259,7 @@ def _steps(settings: CascadeSettings) -> list[_Step]:
     attack, steps = settings.attack, list[_Step]()
     parted = "attack" in settings.stages and "crown" in settings.stages
     for stage in settings.stages:
-        branches = stage == "branch-and-bound" and "attack" in settings.stages and settings.seconds > 0
+        branches = stage == "branch-and-bound" and "attack" in settings.stages and settings.seconds > 0 and settings.nodes > 0
         if branches and "alpha-crown" in settings.stages:
             steps.append(_Step("attack", attack.closing, "attack before branching"))
         steps.append(_Step(stage, None if stage != "attack" else attack.opening if parted else attack))

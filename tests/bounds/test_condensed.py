@@ -100,3 +100,17 @@ def test_what_decides_is_never_condensed_and_little_is_kept() -> None:
     tight = Apart(s.engine.search, s.problem.domain, s.problem.bounds, s.C_BSK, s.index_BU, room=1)
     tight.value(nodes)
     assert len(tight._spaces) == 1
+
+
+def test_a_neuron_that_float32_takes_for_stable_keeps_its_place() -> None:
+    """Bounds of 1e-46 are 0 in float32: what follows it must not move up."""
+    network = plain()
+    with torch.no_grad():
+        network[0].weight[1], network[0].bias[1] = 0.0, 0.0  # type: ignore[index, operator]
+        network[0].weight[1, 0, 1, 1:] = torch.tensor([1.4e-45, -1.4e-45])  # type: ignore[index, operator]
+    s = solved(network, "l2", 0.1)
+    first = s.problem.bounds[0]
+    assert bool((first.unstable() & ~first.to(torch.float32).unstable()).any()), "no such neuron"
+    nodes = some_nodes(s, True)
+    parts = (s.engine.search, s.problem.domain, s.problem.bounds, s.C_BSK, s.index_BU)
+    torch.testing.assert_close(Apart(*parts, room=1 << 24).value(nodes), Together(Space(*parts)).value(nodes), rtol=1e-4, atol=1e-4)

@@ -1,5 +1,7 @@
 """Vertices of l1 balls: exact where they must be, the same in every form, with the gradient the search believes in."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -161,6 +163,18 @@ def test_radii_that_are_not_usual_have_no_vertices() -> None:
     for norm, eps, known in (("l1", 0.0, False), ("l1", 1e-13, False), ("l1", 1.0, True), ("l1", 1e13, False), ("l2", 1.0, False)):
         domain = Domain.around(torch.rand(1, 112).double(), Ball(norm, eps), Box.of(False))
         assert (domain.vertices(engine.decide.layers[0]) is not None) == known
+
+
+def test_another_radius_has_other_vertices() -> None:
+    engine = NativeEngine(convolutional())
+    assert engine.decide is not None
+    layer = engine.decide.layers[0]
+    domain = Domain.around(torch.rand(1, 112).double(), Ball("l1", 0.1), Box.of(True))
+    assert domain.vertices(layer) is domain.vertices(layer)
+    assert domain.select(torch.zeros(3, dtype=torch.long)).vertices(layer) is domain.vertices(layer)
+    other = replace(domain, threat=Ball("l1", 2.0)).vertices(layer)
+    assert other is not None
+    assert other.eps == 2.0
 
 
 def test_trees_in_l1_prove_with_vertices() -> None:

@@ -178,7 +178,7 @@ BOUNDS = [
         "image.permute(0, 2, 3, 1).reshape(B, S, 2, -1)",
         "image.permute(0, 3, 2, 1).reshape(B, S, 2, -1)",
     ),
-    ("vertices: those of another sample", "bounds/native/domain.py", "cache = self.cache if repeated else {}", "cache = self.cache"),
+    ("vertices: those of another sample", "bounds/native/domain.py", "        if repeated:  # one", "        if True:  # one"),
     ("vertices: one sample for all", "bounds/native/domain.py", "self.x_BN[:1] if self.repeated", "self.x_BN[:1] if True"),
     ("vertices: convex ReLUs taken for concave", "bounds/native/linear.py", "concave = negative * relaxation", "concave = A * relaxation"),
     (

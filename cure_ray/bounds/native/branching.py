@@ -153,7 +153,7 @@ class Search:
             self._drop(left.sample_D.unique(), exhausted=False)
 
     def _pick(self, together: int, nodes: int) -> Nodes:
-        """The worst nodes of the first samples that have any, as many as their budgets of nodes allow."""
+        """The worst nodes of the first samples that have any, as many as their budgets allow (an odd one is exceeded by one)."""
         sample_D = self.open.samples()
         order = self.open.bounds().argsort(stable=True)
         order = order[sample_D[order].argsort(stable=True)]

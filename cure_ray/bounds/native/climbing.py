@@ -83,7 +83,7 @@ def _plain(space: Space, nodes: Nodes, iterations: int, rate: float, decay: floa
     ascent = Ascent([alpha_DU, beta_DU])
     score_DU = second_DU = torch.zeros_like(alpha_DU)
     lines_DU = frame.relaxed.upper_intercept_BN
-    if space.domain.threat.norm == "l1":  # no line bounds the first layer's ReLUs from above
+    if space.domain.has_vertices:  # no line bounds the first layer's ReLUs from above
         lines_DU = lines_DU.masked_fill(space.index_BU[nodes.sample_D] < space.sizes[0], 0.0)
     for t in range(iterations):
         found = space.bound(frame, alpha_DU, beta_DU, trace=True)

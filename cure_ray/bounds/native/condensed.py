@@ -18,13 +18,14 @@ from cure_ray.bounds.native.domain import Domain, LayerBall
 from cure_ray.bounds.native.nodes import Nodes
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation
 from cure_ray.bounds.native.subproblems import Space
+from cure_ray.bounds.native.vertices import vertex_numbers
 
 
 class Apart:
     """Sub-problems of a batch of samples, those of each sample for themselves, on its condensed network where that is the smaller.
 
     Spaces are made when the first sub-problem of their sample comes; `room` is how many coefficients they may keep in all. Where proofs
-    are decided there is none: no network is condensed, and none is kept beside the one in use."""
+    are decided no network is condensed."""
 
     def __init__(self, net: Compiled, domain: Domain, bounds: list[LayerBounds], C_BSK: Tensor, index_BU: Tensor, room: int = 0) -> None:
         dtype = net.layers[0].weight.dtype
@@ -62,22 +63,34 @@ class Apart:
     def _made(self, b: int) -> tuple[Space, int]:
         one = torch.tensor([b], device=self.C_BSK.device)
         domain, bounds, C_1SK = self.domain.select(one), [layer.select(one) for layer in self.bounds], self.C_BSK[one]
-        size = products(bounds, C_1SK.shape[1], self.net.layers[0].inputs)
-        if not self.net.gamma and size <= min(self.net.products, self.room):  # what decides charges rounding on the whole network
-            return condensed_space(self.net, domain, bounds, C_1SK[0], self.index_BU.shape[1]), size
-        return Space(self.net, domain, bounds, C_1SK, self.index_BU[one]), 8 * self.net.neurons
+        unstable, first = of_layers(self.index_BU[b], [layer.lower_BN.shape[1] for layer in bounds]), self.net.layers[0]
+        size = products([len(index) for index in unstable], C_1SK.shape[1], first.inputs)
+        making = (sum(len(index) for index in unstable) + C_1SK.shape[1]) * max(layer.outputs for layer in self.net.layers)
+        # What decides charges rounding on the whole network.
+        if not self.net.gamma and size <= self.net.products and max(size, making) <= self.room:
+            small = condensed_space(self.net, domain, bounds, C_1SK[0], unstable, self.index_BU.shape[1])
+            return small, size * (3 if domain.has_vertices else 1)
+        own = 2 * vertex_numbers(first, first.positions) if domain.has_vertices else 0
+        return Space(self.net, domain, bounds, C_1SK, self.index_BU[one]), 8 * self.net.neurons + own
 
 
-def products(bounds: list[LayerBounds], specs: int, inputs: int) -> int:
-    """The coefficients of the condensed network of one sample, which are the products of one pass through it."""
-    counts = [int(b.unstable().sum()) for b in bounds]
+def of_layers(index_U: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Places in all layers together as places in each; those past the end are padding."""
+    found, start = list[Tensor](), 0
+    for size in sizes:
+        found.append(index_U[(index_U >= start) & (index_U < start + size)] - start)
+        start += size
+    return found
+
+
+def products(counts: list[int], specs: int, inputs: int) -> int:
+    """The coefficients of a condensed network with so many neurons in its layers, which are the products of one pass through it."""
     above = [sum(counts[k:]) + specs for k in range(len(counts) + 1)]  # what the layers of the condensed network give
     return above[0] * inputs + sum((count + out) * out for count, out in zip(counts, above[1:], strict=True))
 
 
-def condensed_space(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_SK: Tensor, width: int) -> Space:
-    """The space of one sample, whose sub-problems name `width` unstable neurons, those of lower layers first, the rest padding."""
-    unstable = [b.unstable()[0].nonzero(as_tuple=True)[0] for b in bounds]
+def condensed_space(net: Compiled, domain: Domain, bounds: list[LayerBounds], C_SK: Tensor, unstable: list[Tensor], width: int) -> Space:
+    """The space of one sample, whose sub-problems name `width` neurons: the unstable ones, those of lower layers first, and padding."""
     small = condensed(net, bounds, unstable, C_SK)
     layers = [_padded(b, index, layer) for b, index, layer in zip(bounds, unstable, small.layers, strict=False)]
     balls = tuple(
@@ -104,7 +117,8 @@ def condensed(net: Compiled, bounds: list[LayerBounds], unstable: list[Tensor], 
     for layer, known, index in zip(reversed(net.layers[:-1]), reversed(bounds), reversed(unstable), strict=True):
         given.append(rows_RN[:, index])
         own_UN = rows_RN.new_zeros(len(index), layer.outputs).scatter_(1, index.unsqueeze(1), 1.0)
-        rows_RN = torch.cat([own_UN, rows_RN * _linear(known)])  # on the pre-activations
+        linear_N = Relaxation.of(known).active_BN[0].index_fill(0, index, 0.0)  # 1 where the layer hands on what it gets
+        rows_RN = torch.cat([own_UN, rows_RN * linear_N])  # on the pre-activations
         constant_R = torch.cat([constant_R.new_zeros(len(index)), constant_R]) + rows_RN @ layer.bias_N
         rows_RN = layer.transpose(rows_RN)
     layers = [_layer(rows_RN, constant_R, len(unstable[0]), net.layers[0].in_shape)]
@@ -114,12 +128,6 @@ def condensed(net: Compiled, bounds: list[LayerBounds], unstable: list[Tensor], 
         own = len(unstable[i + 1]) if i + 1 < len(unstable) else R
         layers.append(_layer(weight, rows_RU.new_zeros(R), own, (weight.shape[1],)))
     return Compiled(layers, net.in_shape, len(C_SK), net.gamma)
-
-
-def _linear(bounds: LayerBounds) -> Tensor:
-    """1 where the layer hands on what it gets, 0 where it hands on nothing or where its neuron is unstable; [N]."""
-    relaxation = Relaxation.of(bounds)
-    return relaxation.active_BN[0] * ~relaxation.unstable_BN[0]
 
 
 def _layer(weight: Tensor, bias_N: Tensor, own: int, in_shape: tuple[int, ...]) -> Affine:

@@ -45,7 +45,7 @@ class Domain:
     box: Box
     balls: tuple[LayerBall, ...] = field(default=(), kw_only=True)
     repeated: bool = field(default=False, kw_only=True)  # all rows are of one sample
-    cache: dict[int, Vertices] = field(default_factory=dict, kw_only=True, repr=False)
+    cache: dict[int, Vertices] = field(default_factory=dict, init=False, repr=False)  # `replace` begins an empty one
 
     @staticmethod
     def around(x_BN: Tensor, threat: Ball, box: Box) -> "Domain":
@@ -55,8 +55,10 @@ class Domain:
         balls = tuple(ball.select(index) for ball in self.balls)
         repeated = self.repeated or len(self.x_BN) == 1
         x_BN, low_BN, high_BN = self.x_BN[index], self.low_BN[index], self.high_BN[index]
-        cache = self.cache if repeated else {}
-        return replace(self, x_BN=x_BN, low_BN=low_BN, high_BN=high_BN, balls=balls, repeated=repeated, cache=cache)
+        chosen = replace(self, x_BN=x_BN, low_BN=low_BN, high_BN=high_BN, balls=balls, repeated=repeated)
+        if repeated:  # one sample: its vertices serve all rows
+            object.__setattr__(chosen, "cache", self.cache)
+        return chosen
 
     def to(self, dtype: torch.dtype) -> "Domain":
         """Recomputed from x, not cast: float32 offsets are not the float64 ones."""

@@ -198,7 +198,8 @@ class NativeEngine:
         assert net is not None
         first = net.layers[0]
         own = vertex_numbers(first, first.positions) if problem.domain.has_vertices and stage not in ("ibp", "branch-and-bound") else 0
-        return 8 * 3 * own + self._dense(net, stage)
+        rows = net.classes - 1 if stage == "alpha-crown" else 2  # its open margins are rows of their own, in both precisions
+        return 12 * rows * own + self._dense(net, stage)
 
     @staticmethod
     def _dense(net: Compiled, stage: Stage) -> int:

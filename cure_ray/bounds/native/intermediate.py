@@ -106,8 +106,9 @@ class Rows:
                 relaxations = [r.select(samples) for r in self.relaxations]
                 A_BSN, b_BS, guard_BS = self._start(samples, neurons)
                 layers, domain = self.net.layers[: self.k], self.domain.select(samples)
-                none = [r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]
-                slopes = none if zero else usual_slopes(relaxations, domain)
+                slopes = usual_slopes(relaxations, domain)
+                if zero:
+                    slopes = [r.lower_slope(torch.zeros_like(r.active_BN)) for r in relaxations]
                 value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), slopes, self.net.gamma).value_BS
                 self._keep_dense(samples, neurons, value_BS - guard_BS)
 

@@ -9,7 +9,7 @@ from cure_ray.bounds.native.balls import ball_margins
 from cure_ray.bounds.native.compiled import Compiled
 from cure_ray.bounds.native.coupled_margins import coupled_margins
 from cure_ray.bounds.native.effort import Effort
-from cure_ray.bounds.native.linear import best_of_slopes, with_alphas
+from cure_ray.bounds.native.linear import best_of_slopes, usual_slopes, with_alphas
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.problem import NativeProblem
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_margins, margin_rows, start_rows
@@ -32,7 +32,7 @@ def raised_margins(search: Compiled, decide: Compiled, problem: NativeProblem, b
 
     if problem.domain.coupled:
         return coupled_margins(search, decide, replace(problem, bounds=bounds, margins_BS=value_BS), relaxations, left(), effort)
-    slopes = [r.adaptive_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for r in relaxations]
+    slopes = [slope_BN.unsqueeze(1).repeat(1, C_BSK.shape[1], 1).half() for slope_BN in usual_slopes(relaxations, problem.domain)]
     sample_R, spec_R = left()
     if len(sample_R):
         low = [Relaxation.of(b.to(torch.float32)).select(sample_R) for b in bounds]

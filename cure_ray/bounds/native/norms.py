@@ -10,6 +10,7 @@ polynomial of degree n that is largest at w0 stays above cos(n (w - w0)) times t
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -69,12 +70,18 @@ def _stretch(layer: Affine) -> float:
     if not layer.is_conv:
         return spectral_bound(weight.unsqueeze(0))
     if min(layer.inputs, layer.outputs) <= DENSE:
-        eye = torch.eye(layer.inputs, dtype=torch.float64, device=weight.device)
-        parts = [layer.linear(part.to(layer.weight.dtype)).double() for part in eye.split(256)]
-        matrix = torch.cat(parts)
+        matrix = torch.cat([layer.linear(unit.to(layer.weight.dtype)).double() for unit in _unit_vectors(layer.inputs, weight)])
         # A kernel may compute a convolution in a way that rounds even what unit vectors give.
         return spectral_bound(matrix.unsqueeze(0), _gamma(layer.inputs) * float(torch.linalg.vector_norm(matrix)))
     return _symbol_bound(weight, layer.stride)
+
+
+def _unit_vectors(count: int, like: Tensor, size: int = 256) -> Iterator[Tensor]:
+    """All of them, so many at a time."""
+    for start in range(0, count, size):
+        some = like.new_zeros(min(size, count - start), count)
+        some.diagonal(start).fill_(1.0)
+        yield some
 
 
 def spectral_bound(W_FMN: Tensor, error: float = 0.0) -> float:
