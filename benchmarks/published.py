@@ -78,19 +78,21 @@ def row(name: str, weights: Path, nodes: int | None, seed: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--group", choices=GROUPS, default="l2")
+    parser.add_argument("--group", choices=GROUPS, help="one of the tables; default: all of them")
     parser.add_argument("--nodes", type=int, help="sub-problems per image and threat; default: each protocol's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=NETWORKS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = [options.only] if options.only else [name for name in NETWORKS if name.startswith(GROUPS[options.group])]
-    lines = []
-    for name in wanted:
-        lines.append(row(name, options.weights, options.nodes, options.seed))
-        print(lines[-1], flush=True)
-    if options.only is None:
-        write_section(SECTIONS[options.group], "\n".join([context(options.seed, 1), "", *HEADER, *lines]))
+    if options.only:
+        print(row(options.only, options.weights, options.nodes, options.seed))
+        return
+    for group in [options.group] if options.group else GROUPS:
+        lines = []
+        for name in (name for name in NETWORKS if name.startswith(GROUPS[group])):
+            lines.append(row(name, options.weights, options.nodes, options.seed))
+            print(lines[-1], flush=True)
+        write_section(SECTIONS[group], "\n".join([context(options.seed, 1), "", *HEADER, *lines]))
 
 
 if __name__ == "__main__":
