@@ -109,6 +109,7 @@ def check_coupled(case: SimpleNamespace, norm: str, eps: float, box: bool) -> No
     from cure_ray.bounds.native.balls import ball_margins, with_balls
     from cure_ray.bounds.native.coupled import Choice, dense_rows, evaluate
     from cure_ray.bounds.native.coupled_ascent import start
+    from cure_ray.bounds.native.domain import Domain
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.bounds.native.intermediate import Rows as Hidden
     from cure_ray.bounds.native.intermediate import crown_bounds
@@ -129,6 +130,9 @@ def check_coupled(case: SimpleNamespace, norm: str, eps: float, box: bool) -> No
         assert (distance <= ball.radius_B1[:, 0] + 1e-12).all(), "outside a ball"
         if plain:
             _check_small(net, k, domain, ball, eps, norm)
+    lines = type("Lines", (Domain,), {"vertices": lambda self, layer: None})(
+        domain.x_BN, domain.low_BN, domain.high_BN, domain.threat, domain.box
+    )  # CROWN itself, which bounds the first layer by lines in l1 too
     g = torch.Generator().manual_seed(3)
     hidden = {"ibp": interval_bounds(net, domain), "crown": crown_bounds(net, domain, 100_000)}
     margins = torch.stack([true_margins(z, case.y) for z in layers[-1]])
@@ -139,7 +143,7 @@ def check_coupled(case: SimpleNamespace, norm: str, eps: float, box: bool) -> No
         A, b, _ = start_rows(net, margin_rows(case.y, net.classes, torch.float64))
         rows = dense_rows(net.layers[:-1], relaxations, domain, A, b, net.gamma)
         begun = start(rows)
-        crown = linear.evaluate(net.layers[:-1], relaxations, domain, (A, b), [r.adaptive_BN for r in relaxations], net.gamma).value_BS
+        crown = linear.evaluate(net.layers[:-1], relaxations, lines, (A, b), [r.adaptive_BN for r in relaxations], net.gamma).value_BS
         none = Choice(begun.extras, [m * 0 for m in begun.multipliers])
         torch.testing.assert_close(evaluate(rows, none)[0], crown, atol=1e-7, rtol=1e-9)
         for size in (0.0, 0.3, 3.0):
