@@ -157,7 +157,6 @@ BOUNDS = [
     ("vertices: both steps in one direction", "bounds/native/vertices.py", "torch.tensor([eps, -eps]", "torch.tensor([eps, eps]"),
     ("vertices: half a step", "bounds/native/vertices.py", "torch.tensor([eps, -eps]", "torch.tensor([eps / 2, -eps / 2]"),
     ("vertices: the image without its ReLUs", "bounds/native/vertices.py", "(gain_BPC2K, z_BN.clamp_min(0),", "(gain_BPC2K, z_BN,"),
-    ("vertices: changes from 0", "bounds/native/vertices.py", ".sub_(z_BPC11.clamp_min(0))", ""),
     ("vertices: rooms of the other direction", "bounds/native/vertices.py", "[high_BI, -low_BI]", "[-low_BI, high_BI]"),
     (
         "vertices: lines of the wrong sign on the way down",
