@@ -64,3 +64,13 @@ def test_a_comparison_without_networks_or_with_too_many_words_is_refused() -> No
         section("methods", "mnist l2=7")
     with pytest.raises(UserError, match="takes a data set, threats and perhaps a baseline"):
         section("stages", "mnist l2=7 max min")
+
+
+def test_a_comparison_can_be_of_some_names_alone() -> None:
+    protocol = "mnist linf=0.1,l2=0.35,l1=0.7"
+    rows = section("methods", f"{protocol} only=tuned-max-s*").splitlines()[4:-1]
+    assert [row.split(" | ")[0] for row in rows if row] == ["| max-0004"]
+    with pytest.raises(UserError, match=r"no network of ours for mnist with .* called other-\*"):
+        section("methods", f"{protocol} only=other-*")
+    with pytest.raises(UserError, match="networks of one method that differ in one setting"):
+        section("curve", f"{protocol} training.eta only=tuned-max-s*")
