@@ -224,10 +224,17 @@ def test_experiments_of_earlier_versions_keep_their_hash(preset: str, method: st
 
 
 def test_switches_are_written_only_where_they_are_used() -> None:
-    names = ("loss", "natural_weight", "ramp_bound", "weight_decay", "accumulate", "ema", "precise_bn")
+    names = ("loss", "bounds", "natural_weight", "ramp_bound", "weight_decay", "accumulate", "ema", "precise_bn")
     plain = yaml.safe_load(dump_experiment(load_experiment("smoke")))
     assert not set(names) & set(plain["training"])
-    used = ["training.loss=exp", "training.ema=0.99", "training.precise_bn=true", "training.accumulate=2", "training.weight_decay=0.01"]
+    used = [
+        "training.loss=exp",
+        "training.bounds=crown-ibp",
+        "training.ema=0.99",
+        "training.precise_bn=true",
+        "training.accumulate=2",
+        "training.weight_decay=0.01",
+    ]
     for change in used:
         experiment = load_experiment("smoke", [change])
         assert experiment.config_hash != load_experiment("smoke").config_hash

@@ -28,7 +28,7 @@ def test_every_field_of_a_row_exists() -> None:
         assert set(row.fields) | set(row.defaults.get("training", {})) <= set(Training.model_fields)
 
 
-BOUNDED = {"loss", "natural_weight", "ramp_bound"}
+BOUNDED = {"loss", "bounds", "natural_weight", "ramp_bound"}
 ALIGNED, TURNED = {"base", "eta", "align", "align_subset"}, {"transformation", "transformation_widths"}
 
 

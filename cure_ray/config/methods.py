@@ -41,7 +41,7 @@ class MethodRow:
 
 
 _NO_RAMP = {"standard_epochs": 0, "anneal_epochs": 0, "warmup_weight": 0.0}
-_BOUNDED = ("loss", "natural_weight", "ramp_bound")  # of every method that propagates regions of the norms
+_BOUNDED = ("loss", "bounds", "natural_weight", "ramp_bound")  # of every method that propagates regions of the norms
 _ALIGNED = (*_BOUNDED, "norms", "base", "eta", "align", "align_subset")
 
 METHODS: dict[Method, MethodRow] = {

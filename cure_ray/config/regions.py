@@ -8,6 +8,8 @@ from cure_ray.config._base import Model, Positive, Radius, switch
 from cure_ray.config.methods import Loss, loss_help
 from cure_ray.threats.norms import NORMS, Norm
 
+Bound = Literal["ibp", "crown-ibp"]
+
 
 class Attack(Model):
     """The attack that places the small region during training."""
@@ -64,6 +66,25 @@ class Losses(Model):
     @property
     def uniform(self) -> bool:
         return self.linf == self.l2 == self.l1
+
+
+class Bounds(Model):
+    """The bounds of each norm's region; one word stands for all of them."""
+
+    linf: Bound = Field(
+        "ibp",
+        description="Bounds of l_inf's region: intervals, or where it is tighter one linear bound of every margin on hidden intervals (CROWN-IBP; one backward pass of bounds per class). One word for `bounds` itself sets all norms.",
+    )
+    l2: Bound = Field("ibp", description="The same for l_2.")
+    l1: Bound = Field("ibp", description="The same for l_1, whose intervals are the loosest.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all(cls, data: Any) -> Any:
+        return dict.fromkeys(NORMS, data) if isinstance(data, str) else data
+
+    def of(self, norm: Norm) -> Bound:
+        return {"linf": self.linf, "l2": self.l2, "l1": self.l1}[norm]
 
 
 class TrainingRadii(Model):

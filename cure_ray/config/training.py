@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from cure_ray.config._base import Model, NonNegative, Positive, Unit, switch
 from cure_ray.config.methods import METHODS, Method, MethodRow, Objective, inactive_fields, method_help
-from cure_ray.config.regions import Attack, Losses, Regions, TrainingRadii
+from cure_ray.config.regions import Attack, Bounds, Losses, Regions, TrainingRadii
 from cure_ray.threats.norms import NORMS, Norm
 from cure_ray.threats.transformations import training_transformation
 
@@ -22,6 +22,7 @@ class Training(Model):
     base: Literal["max", "joint"] = Field("max", description="Objective inside scratch and finetune.")
     regions: Regions = Regions()
     loss: Losses = switch(Losses())
+    bounds: Bounds = switch(Bounds())
     eps: TrainingRadii = TrainingRadii()
     epochs: Annotated[int, Field(ge=1)] = Field(20, description="Epochs in all.")
     standard_epochs: Annotated[int, Field(ge=0)] = Field(1, description="Epochs of natural training before the radius ramp.")

@@ -138,6 +138,13 @@ def _attacked_margins(
     return out
 
 
+def _of_part(hidden: Sequence[tuple[Tensor, Tensor]], ys: Sequence[Tensor], i: int) -> list[tuple[Tensor, Tensor]]:
+    """The hidden boxes of one norm's region, of those of all regions stacked."""
+    start = sum(len(part) for part in ys[:i])
+    rows = slice(start, start + len(ys[i]))
+    return [(c[rows], r[rows]) for c, r in hidden]
+
+
 def certified_step(
     blocks: Blocks,
     x: Tensor,
@@ -163,12 +170,15 @@ def certified_step(
     network = fold_batch(blocks, stats)
     warming = training.warmup_weight > 0 and rho < 1
     mixing = training.ramp_bound == "crown-ibp" and rho < 1
+    linear = [i for i, norm in enumerate(training.active_norms) if training.bounds.of(norm) == "crown-ibp" and plans[i][-1].ratio > 0]
     points = not (warming or mixing) and all(plan[-1].ratio == 0 for plan in plans)
-    boxes = bound(network, regions, training.relu_shrink or 1.0, keep_hidden=warming or mixing, points=points)
+    boxes = bound(network, regions, training.relu_shrink or 1.0, keep_hidden=bool(warming or mixing or linear), points=points)
     u_all = upper_bounds(network, boxes, torch.cat(ys))
     if mixing:
         u_all = rho * u_all + (1 - rho) * linear_upper_bounds(network, regions, boxes.hidden, torch.cat(ys))
     u = list(u_all.split([len(part) for part in ys]))
+    for i in linear:
+        u[i] = torch.minimum(u[i], linear_upper_bounds(network, [regions[i]], _of_part(boxes.hidden, ys, i), ys[i]))
     attacked = _attacked_margins(network, found, ys, bound)
     per_norm = [
         objectives.of_norm(training.loss.of(norm), at, u_BK, training.lambda_of(norm))
@@ -190,8 +200,7 @@ def certified_step(
         logs["gamma_share"] = size / count
     if warming:
         i = _reference(regions, training.active_norms)
-        start = sum(len(part) for part in ys[:i])
-        hidden = [(c[start : start + len(ys[i])], r[start : start + len(ys[i])]) for c, r in boxes.before_relu(network)]
+        hidden = _of_part(boxes.before_relu(network), ys, i)
         terms["warmup"] = training.warmup_weight * (1 - rho) / ranks.world * warmup(hidden, _radius_in(regions[i], network), ranks.mean)
     return finish(terms, logs, training, parameters, ranks)
 

@@ -247,3 +247,12 @@ def test_crown_ibps_mixture_acts_on_the_ramp_only() -> None:
     early = [step("joint", rho=0.3, ramp_bound=bound, **UNION)[1].terms["robust"].detach() for bound in ("ibp", "crown-ibp")]
     assert early[1] < early[0]
     assert same_bits(step("joint", ramp_bound="crown-ibp", **UNION), step("joint", **UNION))
+
+
+def test_linear_bounds_of_one_norm_tighten_its_loss_alone() -> None:
+    plain, linear = (step("joint", bounds=bounds, **UNION)[1] for bounds in ("ibp", {"l1": "crown-ibp"}))
+    assert linear.logs["loss_l1"] < plain.logs["loss_l1"]
+    assert all(torch.equal(linear.logs[f"loss_{norm}"], plain.logs[f"loss_{norm}"]) for norm in ("linf", "l2"))
+    assert same_bits(step("joint", bounds="ibp", **UNION), step("joint", **UNION))
+    attacked = UNION | {"lambda_1": 0.0}  # nothing is bounded there
+    assert same_bits(step("joint", bounds={"l1": "crown-ibp"}, **attacked), step("joint", **attacked))
