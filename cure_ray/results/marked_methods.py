@@ -81,7 +81,7 @@ def _decomposition(loaded: Loaded, baseline: str | None) -> pd.DataFrame:
 
 
 def _curve(loaded: Loaded, setting: str | None) -> pd.DataFrame:
-    """Clean accuracy, norms and union over one setting, and what no attack broke."""
+    """Clean accuracy, norms and union over one setting."""
     methods = {entry.info.method for entry in loaded.study.entries}
     found = vary(loaded.study, setting, sorted(methods)) if setting else []
     if len(found) != 1:
@@ -90,7 +90,7 @@ def _curve(loaded: Loaded, setting: str | None) -> pd.DataFrame:
         )
     table, name = found[0], str(setting).rpartition(".")[2]
     certified = [c for c in metrics_of(table) if c.startswith("cert_")]
-    columns = ["clean_all" if "clean_all" in table else "clean", *certified, "union", "emp_union"]
+    columns = ["clean_all" if "clean_all" in table else "clean", *certified, "union"]
     rows = table.to_dict("records")
     out = pd.DataFrame({name: [f"{row[name]:.3g}" for row in rows]})
     out = out.join(pd.DataFrame({heading(c): [_mean(row, c) for row in rows] for c in columns}))

@@ -74,3 +74,15 @@ def test_a_comparison_can_be_of_some_names_alone() -> None:
         section("methods", f"{protocol} only=other-*")
     with pytest.raises(UserError, match="networks of one method that differ in one setting"):
         section("curve", f"{protocol} training.eta only=tuned-max-s*")
+
+
+@pytest.mark.parametrize(("setting", "first", "last"), [("eta", "0", "4"), ("beta", "0", "1")])
+def test_a_curve_has_a_row_for_every_value_of_the_setting(setting: str, first: str, last: str) -> None:
+    rows = [
+        line.strip("| ").split(" | ") for line in section("curve", f"mnist linf=0.1,l2=0.35,l1=0.7 training.{setting}").splitlines()[2:-2]
+    ]
+    assert rows[0][:6] == [setting, "clean, whole split", "linf", "l2", "l1", "union"]
+    values = [float(row[0]) for row in rows[2:]]
+    assert values == sorted(set(values))
+    assert (rows[2][0], rows[-1][0]) == (first, last)
+    assert all(float(row[5].split()[0]) <= min(float(cell.split()[0]) for cell in row[2:5]) for row in rows[2:])
