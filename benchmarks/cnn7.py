@@ -7,7 +7,8 @@ RUN is a finished run of `network.name=cnn7`, e.g. of
         --set dataset.train_samples=5120 --set training.batch_size=64 --set training.epochs=9 --set training.anneal_epochs=4
         --set training.lr=1e-3 --set training.lr_milestones=[7,8] --set training.norms=[linf,l1] --set dataset.augment=false
         --set training.attack.steps=2
-(a quarter of an hour on one core when nothing else runs; the same at width 1, 20 minutes with 2048 images). One process, one thread; the memory is that of the whole process.
+(a quarter of an hour on one core when nothing else runs; 20 minutes at width 1 with 2048 images). One process, one thread; the memory is
+that of the whole process.
 """
 
 import argparse
