@@ -62,9 +62,11 @@ CURVES: dict[str, Sequence[float]] = {"eta": (0.0, 0.5, 1.0, 1.5, 2.0, 4.0), "be
 
 
 def search(method: str, out: Path, options: argparse.Namespace) -> Path:
-    """The run of the best configuration; fine-tuning starts from the best network trained for l_inf alone."""
+    """The run of the best configuration; fine-tuning starts from `--start`, or from the best network trained for l_inf alone."""
     training, space = METHODS[method]
-    start: dict[str, Any] = {"start_from": str(search("linf", out, options))} if training["method"] == "finetune" else {}
+    start = dict[str, Any]()
+    if training["method"] == "finetune":
+        start["start_from"] = options.start or str(search("linf", out, options))
     sweep = {
         "name": method,
         "base": {**BASE, "name": method, "training": {**BASE["training"], **training, **start}},
@@ -100,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory for searches, runs and results")
     parser.add_argument("--data-dir", help="where MNIST is (see `cure-ray data`)")
+    parser.add_argument("--start", help="the run fine-tuning starts from, e.g. zoo/tuned-linf-s0; by default linf is searched first")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=5, help="configurations for every method")
     parser.add_argument("--validation", type=int, default=128, help="validation images that judge a configuration")

@@ -42,6 +42,7 @@ class Offer:
     name: str
     title: str
     witnesses: bool = True
+    threats: str | None = None  # the protocol, where it is not the run's own
 
 
 def add(offer: Offer, zoo: str | Path | None = None, hand: Hand | None = None) -> Entry:
@@ -59,7 +60,8 @@ def add(offer: Offer, zoo: str | Path | None = None, hand: Hand | None = None) -
 def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
     loaded = load_checkpoint(offer.source)
     subject = run_subject(offer.source, None, "test", hand.data_dir)
-    threats = ",".join(f"{ball.norm}={_exactly(loaded.experiment, ball.norm)}" for ball in subject.threats)
+    own = ",".join(f"{ball.norm}={_exactly(loaded.experiment, ball.norm)}" for ball in subject.threats)
+    threats, other = (own, "") if offer.threats is None else (offer.threats, f" --threats {offer.threats}")
     run = loaded.path.parent.parent
     for name in (EXPERIMENT, ABOUT, METRICS):
         if not (run / name).is_file():
@@ -87,7 +89,7 @@ def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
         n = _common(plan)
         commands = (
             f"cure-ray train zoo/{offer.name}/{EXPERIMENT} --out runs/{offer.name}",
-            f"cure-ray certify runs/{offer.name} --samples {n}{_effort(plan)} --out results/{offer.name}",
+            f"cure-ray certify runs/{offer.name} --samples {n}{other}{_effort(plan)} --out results/{offer.name}",
         )
         entry = _entry(offer, "ours", folder / RESULTS, plan, threats, commands).model_copy(
             update={"seeds": (loaded.experiment.seed,), "training": training}
@@ -103,6 +105,8 @@ def _exactly(experiment: Experiment, norm: str) -> str:
 
 def _add_published(offer: Offer, root: Path, published: Published) -> Entry:
     threats = published.protocol.threats
+    if offer.threats is not None:
+        raise UserError(f"--threats is about runs of yours; {published.name} is judged under the protocol it was published with, {threats}")
     if all_published().get(published.name) != published:
         raise UserError(f"{offer.source}: a zoo refers to descriptions that are shipped; put it into cure_ray/zoo/published/ first")
     identity = published.weights.identity if published.weights else None

@@ -80,6 +80,9 @@ def add(
     name: Annotated[str, typer.Option(help="What it is called in the zoo: small letters, digits, dots and hyphens.")],
     title: Annotated[str, typer.Option(help="What it is, in a few words.")],
     witnesses: Annotated[bool, typer.Option(help="Keep the counterexamples too; they are most of a store.")] = True,
+    threats: Annotated[
+        str | None, typer.Option(help="Its protocol, where it is not that of the run's experiment: linf=0.1,l2=0.5,l1=1.")
+    ] = None,
     directory: ZooOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -91,6 +94,6 @@ def add(
     from cure_ray.api.enrol import add as enrol
     from cure_ray.api.zoo import Hand
 
-    entry = enrol(Offer(source, store, name, title, witnesses), directory, Hand(data_dir=data_dir))
+    entry = enrol(Offer(source, store, name, title, witnesses, threats), directory, Hand(data_dir=data_dir))
     how = "--weights FILE" if entry.published else "--few"
     print(f"{entry.name}: {len(entry.files)} files in {entry.folder}; check it with `cure-ray zoo certify {entry.name} {how}`")

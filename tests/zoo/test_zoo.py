@@ -194,6 +194,23 @@ def test_of_a_store_that_holds_more_only_the_protocol_goes_in(made: Path, zoo: P
     assert {n: d for n, d in entry.files.items() if "verdicts" in n} == {n: d for n, d in same.files.items() if "verdicts" in n}
 
 
+def test_a_network_goes_in_again_under_a_second_protocol(made: Path, zoo: Path) -> None:
+    second = "linf=26/255,l2=0.01,l1=0.7"
+    shutil.copytree(made / "results", zoo.parent / "two")
+    with pytest.raises(UserError, match=r"is of another protocol.*wanted are l1=0\.7, l2=0\.01"):
+        add(Offer(str(made / "run"), zoo.parent / "two", "x", "X", threats=second), zoo)
+    cure_ray.certify(made / "run", samples=16, nodes=4, threats="l2=0.01", out=zoo.parent / "two", device="cpu", quiet=True)
+    offered(made, zoo)
+    entry = add(Offer(str(made / "run"), zoo.parent / "two", "x", "X", threats=second), zoo)
+    assert entry.threats == second
+    assert f"--samples 16 --threats {second} --nodes 4" in entry.commands[1]
+    assert entry.identity == read_manifest(zoo).find("digits-max").identity
+    assert recertify("x", zoo, few=True, execution=QUIET).differences == ()
+    assert "certified against the union of linf=26/255,l2=0.01,l1=0.7" in card(zoo / "x", entry)
+    with pytest.raises(UserError, match="judged under the protocol it was published with"):
+        add(Offer("mmr-universal-mnist", zoo.parent / "two", "y", "Y", threats=second), zoo)
+
+
 def test_the_verdicts_of_a_published_network_go_in_without_its_weights(zoo: Path) -> None:
     there = ROOT / "zoo" / "mmr-universal-mnist" / "results"
     entry = add(Offer("mmr-universal-mnist", there, "mmr", "MMR-Universal"), zoo)
