@@ -78,7 +78,7 @@ class Training(Model):
     )
     ema: Annotated[float, Field(ge=0.0, lt=1.0)] = switch(
         0.0,
-        "Decay, per step, of a moving average of weights and BN statistics, e.g. 0.999. The average is what is evaluated, saved and certified; training goes on with the weights themselves. 0: none.",
+        "Decay, per step, of a moving average of weights and BN statistics, e.g. 0.999. The average is what is evaluated, saved and certified; training goes on with the weights themselves. It lags behind them, so short runs want a smaller one and precise_bn. 0: none.",
     )
     precise_bn: bool = switch(
         False,
