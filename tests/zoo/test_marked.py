@@ -46,15 +46,18 @@ def section(kind: str, words: str = PROTOCOL) -> str:
 
 
 def test_methods_are_compared_by_their_networks_in_the_zoo() -> None:
-    rows = [line for line in section("methods").splitlines() if line.startswith("| mmr-universal-mnist-random")]
+    one = f"{PROTOCOL} only=mmr-mnist-random"
+    with pytest.raises(UserError, match="two different experiments are called 'union-mnist-joint'"):
+        section("methods")
+    rows = [line for line in section("methods", one).splitlines() if line.startswith("| mmr-universal-mnist-random")]
     assert len(rows) == 1
     assert "| 92.2 | 90.4 to 93.7 | 92.2 |" in rows[0]
-    shares = [float(cell) for cell in section("stages").splitlines()[4].split("|")[2:-1]]
+    shares = [float(cell) for cell in section("stages", one).splitlines()[4].split("|")[2:-1]]
     *stages, standing, undecided = shares
     assert stages == sorted(stages)  # each stage adds to those before it
     assert stages[-1] == 92.2
     assert 92.2 <= standing <= 92.2 + 3 * undecided
-    r, align, union = (float(cell.split()[0]) for cell in section("decomposition").splitlines()[4].split("|")[3:6])
+    r, align, union = (float(cell.split()[0]) for cell in section("decomposition", one).splitlines()[4].split("|")[3:6])
     assert abs(r + align - union) < 0.11
     assert union == 7.8
 
