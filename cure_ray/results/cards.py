@@ -68,10 +68,9 @@ def made(folder: Path, entry: Entry) -> Iterator[str]:
         yield f"By {published.authors}: {published.paper}. {published.network}.{at} They are not shipped here."
         return
     experiment = load_experiment(folder / EXPERIMENT)
-    images = experiment.dataset.train_samples or "all"
     yield (
         f"Trained here: {experiment.network.name}, width {experiment.network.width:g}, method {experiment.training.method}, "
-        f"{images} training images, {experiment.training.epochs} epochs, seed {experiment.seed} (experiment.yaml has every setting)."
+        f"{experiment.dataset.train_size} training images, {experiment.training.epochs} epochs, seed {experiment.seed} (experiment.yaml has every setting)."
     )
 
 
