@@ -70,7 +70,8 @@ def made(folder: Path, entry: Entry) -> Iterator[str]:
     experiment = load_experiment(folder / EXPERIMENT)
     yield (
         f"Trained here: {experiment.network.name}, width {experiment.network.width:g}, method {experiment.training.method}, "
-        f"{experiment.dataset.train_size} training images, {experiment.training.epochs} epochs, seed {experiment.seed} (experiment.yaml has every setting)."
+        f"{experiment.dataset.train_size} training images, {experiment.training.epochs} epochs, "
+        f"seed {experiment.seed} (experiment.yaml has every setting)."
     )
 
 
