@@ -21,6 +21,7 @@ from cure_ray.data.samples import Samples
 from cure_ray.errors import UserError
 from cure_ray.results.cards import card
 from cure_ray.results.fsck import fsck
+from cure_ray.results.shards import thinned
 from cure_ray.results.store import Store
 from cure_ray.runs.checkpoints import WEIGHTS, load_checkpoint
 from cure_ray.runs.directory import ABOUT, EXPERIMENT, META, checkpoint_at, file_digest
@@ -140,7 +141,9 @@ def _copy_store(offer: Offer, identity: str, threats: str, target: Path, about: 
     store.files.write_json(f"plans/{plan['run_id']}.json", plan)
     for name in source.shards():
         if name.startswith(tuple(f"{identity[:12]}-{threat}-" for threat in wanted)):
-            store.files.write_bytes(f"verdicts/{name}", source.files.read_bytes(f"verdicts/{name}"))
+            store.files.write_bytes(
+                f"verdicts/{name}", thinned(source.files.read_bytes(f"verdicts/{name}"), f"{offer.store}/verdicts/{name}")
+            )
     spent = spent_seconds(offer.store)
     if spent:
         (target / COST).write_text(json.dumps({"cpu_seconds": spent}) + "\n")

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cure_ray.certification.job import Job, hash_key
@@ -27,6 +29,26 @@ def _bytes(table: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
     plain = table.cast(SCHEMA).replace_schema_metadata(metadata)  # a table that was read names the entries of lists differently
     pq.write_table(plain, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
+
+
+def thinned(data: bytes, where: str) -> bytes:
+    """The same rows with their bounds rounded down to 8 significant bits, which is still a bound, and a third of the bytes."""
+    table = check(data, where)
+    for name in ("margin_lb", "margins"):
+        column = table.column(name).combine_chunks()
+        floored = _rounded_down(column) if name == "margin_lb" else _each(column)
+        table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), floored)
+    return _bytes(table, pq.read_schema(pa.BufferReader(data)).metadata)
+
+
+def _each(column: pa.ListArray) -> pa.ListArray:
+    return pa.ListArray.from_arrays(column.offsets, _rounded_down(column.values))
+
+
+def _rounded_down(column: pa.Array) -> pa.Array:
+    """Nulls stay, and so do the infinite and what is no number; what is above 0 stays above 0."""
+    mantissa, exponent = np.frexp(column.to_numpy(zero_copy_only=False))
+    return pc.if_else(column.is_valid(), pa.array(np.ldexp(np.floor(mantissa * 256), exponent - 8)), pa.scalar(None, pa.float64()))
 
 
 _WRITER = pq.ParquetFile(pa.BufferReader(_bytes(SCHEMA.empty_table(), {}))).metadata.created_by
