@@ -23,7 +23,7 @@ from cure_ray.results.cards import card
 from cure_ray.results.fsck import fsck
 from cure_ray.results.shards import thinned
 from cure_ray.results.store import Store
-from cure_ray.runs.checkpoints import WEIGHTS, load_checkpoint
+from cure_ray.runs.checkpoints import WEIGHTS, Checkpoint, load_checkpoint
 from cure_ray.runs.directory import ABOUT, EXPERIMENT, META, checkpoint_at, file_digest
 from cure_ray.runs.metrics import METRICS, read_metrics
 from cure_ray.threats.text import read_threats
@@ -73,29 +73,44 @@ def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
     known = json.loads((run / ABOUT).read_text())
     spent = sum(float(m.get("epoch_seconds", 0)) for m in metrics)
     training = Cost(seconds=round(spent, 1), hardware=_machine(known["hardware"]), version=known["versions"]["cure_ray"])
+    shared = _shared(root, subject.digest, run)
+    home = shared or offer.name
     with tempfile.TemporaryDirectory(dir=root, prefix=".adding-") as temporary:
         folder = Path(temporary)
-        for name in (EXPERIMENT, ABOUT, METRICS):
-            shutil.copyfile(run / name, folder / name)
-        target = checkpoint_at(folder, loaded.epoch)
-        target.mkdir(parents=True)
-        shutil.copyfile(loaded.path / WEIGHTS, target / WEIGHTS)
-        meta = {**loaded.meta, "files": {WEIGHTS: file_digest(target / WEIGHTS)}}  # not what only goes on needs
-        (target / META).write_text(json.dumps(meta, indent=1) + "\n")
-        about = {"checkpoint": f"zoo/{offer.name}/{target.relative_to(folder).as_posix()}"}
+        if shared is None:
+            _copy_run(run, loaded, folder)
+        about = {"checkpoint": f"zoo/{home}/{checkpoint_at(Path(), loaded.epoch).as_posix()}"}
         plan = _copy_store(offer, subject.digest, threats, folder / RESULTS, about)
         if subject.samples.digest != plan["data_digest"]:
             raise UserError(f"{offer.store} is about other {subject.samples.dataset} images than those of the run's data set here")
         _keep_images(folder, subject.samples)
         n = _common(plan)
         commands = (
-            f"cure-ray train zoo/{offer.name}/{EXPERIMENT} --out runs/{offer.name}",
-            f"cure-ray certify runs/{offer.name} --samples {n}{other}{_effort(plan)} --out results/{offer.name}",
+            f"cure-ray train zoo/{home}/{EXPERIMENT} --out runs/{home}",
+            f"cure-ray certify runs/{home} --samples {n}{other}{_effort(plan)} --out results/{offer.name}",
         )
         entry = _entry(offer, "ours", folder / RESULTS, plan, threats, commands).model_copy(
-            update={"seeds": (loaded.experiment.seed,), "training": training}
+            update={"seeds": (loaded.experiment.seed,), "training": training, "run": shared}
         )
         return _list(root, folder, entry)
+
+
+def _shared(root: Path, identity: str, run: Path) -> str | None:
+    """The folder of the zoo that has this very network already, trained by the same experiment: it need not be there twice."""
+    experiment = file_digest(run / EXPERIMENT)
+    same = (e for e in read_manifest(root).entries if e.identity == identity and e.files.get(EXPERIMENT) == experiment)
+    return next((e.folder for e in same), None)
+
+
+def _copy_run(run: Path, loaded: Checkpoint, folder: Path) -> None:
+    """A run directory with its last checkpoint, without what only a training that goes on needs."""
+    for name in (EXPERIMENT, ABOUT, METRICS):
+        shutil.copyfile(run / name, folder / name)
+    target = checkpoint_at(folder, loaded.epoch)
+    target.mkdir(parents=True)
+    shutil.copyfile(loaded.path / WEIGHTS, target / WEIGHTS)
+    meta = {**loaded.meta, "files": {WEIGHTS: file_digest(target / WEIGHTS)}}
+    (target / META).write_text(json.dumps(meta, indent=1) + "\n")
 
 
 def _exactly(experiment: Experiment, norm: str) -> str:

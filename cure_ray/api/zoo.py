@@ -71,13 +71,15 @@ def recertify(
     `few`: only the images kept in the zoo, which needs no data set; `samples`: only the first of those in the store.
     """
     root = find_zoo(zoo)
-    entry = read_manifest(root).find(name)
+    manifest = read_manifest(root)
+    entry = manifest.find(name)
     folder, brought = check_entry(root, entry), hand or Hand()
+    run = check_entry(root, manifest.run_of(entry))
     store = Store.open(folder / RESULTS)
     (plan,) = store.plans()
     rows = store.read(["sample_index", "threat", "norm", "eps", "status"]).to_pandas()
-    network = _network(entry, folder, brought)
-    images, chosen = _kept(folder, entry) if few else _all(entry, folder, brought, plan, rows)
+    network = _network(entry, run, brought)
+    images, chosen = _kept(folder, entry) if few else _all(entry, run, brought, plan, rows)
     chosen = chosen[:samples] if samples is not None else chosen
     subject = Subject(network, entry.name, images)
     if subject.digest != entry.identity:
@@ -92,9 +94,9 @@ def recertify(
     return Comparison(entry, len(now), tuple(_differences(rows, now)))
 
 
-def _network(entry: Entry, folder: Path, hand: Hand) -> Network:
+def _network(entry: Entry, run: Path, hand: Hand) -> Network:
     if entry.published is None:
-        return load_checkpoint(folder).network
+        return load_checkpoint(run).network
     published = find_published(entry.published)
     if hand.weights is None:
         at = published.source.url if published.source else "unknown"
@@ -127,9 +129,9 @@ def _kept(folder: Path, entry: Entry) -> tuple[Samples, list[int]]:
     return Samples(entry.dataset, "test", images, every), numbers.tolist()
 
 
-def _all(entry: Entry, folder: Path, hand: Hand, plan: dict[str, Any], rows: pd.DataFrame) -> tuple[Samples, list[int]]:
+def _all(entry: Entry, run: Path, hand: Hand, plan: dict[str, Any], rows: pd.DataFrame) -> tuple[Samples, list[int]]:
     if entry.published is None:
-        images = run_subject(folder, None, plan["split"], hand.data_dir).samples
+        images = run_subject(run, None, plan["split"], hand.data_dir).samples
     else:
         images = published_samples(find_published(entry.published), hand.data, hand.data_dir)
     if images.digest != plan["data_digest"]:

@@ -67,11 +67,12 @@ def made(folder: Path, entry: Entry) -> Iterator[str]:
         at = f" Weights: {published.source.url}, {published.source.path} (licence: {published.source.licence})." if published.source else ""
         yield f"By {published.authors}: {published.paper}. {published.network}.{at} They are not shipped here."
         return
-    experiment = load_experiment(folder / EXPERIMENT)
+    experiment = load_experiment((folder if entry.run is None else folder.parent / entry.run) / EXPERIMENT)
+    where = "" if entry.run is None else f" of {entry.run}, which is the same network under another protocol,"
     yield (
         f"Trained here: {experiment.network.name}, width {experiment.network.width:g}, method {experiment.training.method}, "
         f"{experiment.dataset.train_size} training images, {experiment.training.epochs} epochs, "
-        f"seed {experiment.seed} (experiment.yaml has every setting)."
+        f"seed {experiment.seed} (experiment.yaml{where} has every setting)."
     )
 
 

@@ -2,8 +2,8 @@
 
 `zoo/manifest.json` of a checkout (or of `--zoo DIR`, or of $CURE_RAY_ZOO); the zoo is no part of the wheel. A folder of ours is a run
 directory (experiment.yaml, run.json, metrics.jsonl, checkpoints/epoch_NNNN/) with the verdict store in `results/`; one of a published
-network has the store alone, since its weights are its authors'. Both have `card.md`, and `images.npz` with a few of the certified
-images, so that anybody can certify them again. Torch-free.
+network has the store alone, since its weights are its authors', and so has one of a network of ours under a second protocol. All have
+`card.md`, and `images.npz` with a few of the certified images, so that anybody can certify them again. Torch-free.
 """
 
 import json
@@ -48,6 +48,7 @@ class Entry(Model):
     training: Cost | None = None
     certification: Cost
     folder: str
+    run: str | None = Field(None, description="The folder of the entry that has the network, for one under a second protocol.")
     files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
 
     @field_validator("threats")
@@ -56,10 +57,10 @@ class Entry(Model):
         read_threats(value)
         return value
 
-    @field_validator("folder")
+    @field_validator("folder", "run")
     @classmethod
-    def _inside(cls, value: str) -> str:
-        if Path(value).is_absolute() or ".." in Path(value).parts:
+    def _inside(cls, value: str | None) -> str | None:
+        if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts):
             raise ValueError("a folder lies inside the zoo")
         return value
 
@@ -84,6 +85,13 @@ class Manifest(Model):
                 return entry
         known = tuple(entry.name for entry in self.entries)
         raise UserError(f"the zoo has no network {name!r}.{nearest(name, known) if known else ' It is empty.'}")
+
+    def run_of(self, entry: Entry) -> Entry:
+        """The entry whose folder is the run directory of a network of ours: itself, or the one it shares the network with."""
+        found = next((e for e in self.entries if e.folder == entry.run), None) if entry.run is not None else entry
+        if found is None or found.run is not None or found.identity != entry.identity:
+            raise UserError(f"{entry.name}: the manifest says its network is in {entry.run}, and lists no such network there")
+        return found
 
     def with_entry(self, entry: Entry) -> "Manifest":
         """This list with one more, in the order of names; an entry of the same name is replaced."""

@@ -14,10 +14,11 @@ from cure_ray.zoo.published import find_published
 def load_network(name: str, zoo: str | Path | None = None, weights: str | Path | None = None) -> Network:
     """In evaluation mode; what the manifest lists must be there and unchanged."""
     root = find_zoo(zoo)
-    entry = read_manifest(root).find(name)
-    folder = check_entry(root, entry)
+    manifest = read_manifest(root)
+    entry = manifest.find(name)
     if entry.published is None:
-        return load_checkpoint(folder).network
+        return load_checkpoint(check_entry(root, manifest.run_of(entry))).network
+    check_entry(root, entry)
     published = find_published(entry.published)
     if weights is None:
         at = published.source.url if published.source else "unknown"

@@ -61,6 +61,7 @@ def test_a_missing_changed_or_unlisted_file_is_named(zoo: Path) -> None:
     [
         ({"threats": "l7=1"}, "l7"),
         ({"folder": "../elsewhere"}, "a folder lies inside the zoo"),
+        ({"run": "../elsewhere"}, "a folder lies inside the zoo"),
         ({"files": {"/etc/passwd": "0" * 64}}, "does not lie in its folder"),
         ({"files": {"card.md": "xyz"}}, "files"),
         ({"kind": "our"}, "unknown value 'our'"),

@@ -26,7 +26,7 @@ from cure_ray.results.marked import protocol_table
 from cure_ray.results.schema import from_table
 from cure_ray.results.store import Store
 from cure_ray.threats import Ball
-from cure_ray.zoo.manifest import check_entry, read_manifest
+from cure_ray.zoo.manifest import Manifest, check_entry, read_manifest, write_manifest
 from cure_ray.zoo.published import find_published
 
 ROOT = Path(__file__).parent.parent.parent
@@ -204,11 +204,20 @@ def test_a_network_goes_in_again_under_a_second_protocol(made: Path, zoo: Path) 
     entry = add(Offer(str(made / "run"), zoo.parent / "two", "x", "X", threats=second), zoo)
     assert entry.threats == second
     assert f"--samples 16 --threats {second} --nodes 4" in entry.commands[1]
-    assert entry.identity == read_manifest(zoo).find("digits-max").identity
+    assert (entry.run, entry.identity) == ("digits-max", read_manifest(zoo).find("digits-max").identity)
+    assert {name.partition("/")[0] for name in entry.files} == {"card.md", "images.npz", "results"}  # its weights are there already
+    here, there = (cure_ray.zoo.load(name, zoo).state_dict() for name in ("x", "digits-max"))
+    assert all(torch.equal(here[name], there[name]) for name in there)
     assert recertify("x", zoo, few=True, execution=QUIET).differences == ()
     assert "certified against the union of linf=26/255,l2=0.01,l1=0.7" in card(zoo / "x", entry)
     with pytest.raises(UserError, match="judged under the protocol it was published with"):
         add(Offer("mmr-universal-mnist", zoo.parent / "two", "y", "Y", threats=second), zoo)
+    (zoo / "digits-max" / "run.json").unlink()
+    with pytest.raises(UserError, match=r"digits-max: .*run\.json is missing"):
+        cure_ray.zoo.load("x", zoo)
+    write_manifest(zoo, Manifest(entries=(entry,)))
+    with pytest.raises(UserError, match="its network is in digits-max, and lists no such network there"):
+        cure_ray.zoo.load("x", zoo)
 
 
 def test_the_verdicts_of_a_published_network_go_in_without_its_weights(zoo: Path) -> None:
