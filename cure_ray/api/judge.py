@@ -115,7 +115,7 @@ def _charged(out: str | Path) -> Iterator[None]:
         folder = Path(out)
         if (folder / "store.json").is_file():
             spent = spent_seconds(folder) + time.process_time() - began
-            (folder / COST).write_text(json.dumps({"cpu_seconds": round(spent, 1)}) + "\n")
+            (folder / COST).write_text(json.dumps({"cpu_seconds": round(spent, 3)}) + "\n")
 
 
 def spent_seconds(store: Path) -> float:
