@@ -157,11 +157,17 @@ def _numbers(directory: Path) -> list[int]:
 
 
 def holder(directory: Path) -> Holder | None:
-    """Who holds the highest number; None if nobody ever did."""
-    for number in reversed(_numbers(directory)):
-        desk = _desk(directory, number)
-        with suppress(OSError, ValueError):  # moved away between the two looks
-            return Holder(number, desk, json.loads((desk / HOLDER).read_text()))
+    """Who holds the highest number; None if nobody ever did.
+
+    A desk that is gone when it is looked at was moved away by somebody with a higher number, who is not in this list: it is asked for
+    anew, or a lower number would pass for the highest. One that fails again is damaged.
+    """
+    failed = list[int]()
+    while numbers := [number for number in _numbers(directory) if failed.count(number) < 2]:
+        desk = _desk(directory, numbers[-1])
+        with suppress(OSError, ValueError):
+            return Holder(numbers[-1], desk, json.loads((desk / HOLDER).read_text()))
+        failed.append(numbers[-1])
     return None
 
 

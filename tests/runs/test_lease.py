@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,6 +217,28 @@ def test_many_who_take_it_at_once_get_different_numbers_and_one_is_left(tmp_path
     numbers = [lease.number for lease in held]
     assert len(set(numbers)) == 60
     assert [path.name for path in (tmp_path / ".lease").iterdir()] == [f"{max(numbers):08d}"]
+
+
+def test_a_desk_that_goes_while_one_looks_means_a_higher_number_not_a_lower_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with take_for(tmp_path, 1) as mine:
+        first, second, third = (mine.desk.with_name(f"{number:08d}") for number in (1, 2, 3))
+        shutil.copytree(first, second)
+        real = leases._numbers
+
+        def listed(directory: Path) -> list[int]:
+            numbers = real(directory)
+            if second.is_dir():  # its successor comes, and clears it, right after the list was made
+                second.rename(third)
+            return numbers
+
+        monkeypatch.setattr(leases, "_numbers", listed)
+        found = holder(tmp_path)
+        assert found is not None
+        assert found.number == 3
+        (third / "holder.json").write_text("{")  # damaged: the one before it counts, as it did
+        found = holder(tmp_path)
+        assert found is not None
+        assert found.number == 1
 
 
 def test_a_disk_without_room_or_rights_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
