@@ -1,11 +1,14 @@
 """Tables between marks: written from stores and descriptions, and nothing else of a document is touched."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cure_ray.errors import UserError
 from cure_ray.results.marked import fill
+from cure_ray.zoo.manifest import Manifest, read_manifest, write_manifest
 
 ROOT = Path(__file__).parent.parent.parent
 MARKS = "before\n<!-- zoo:protocol {} -->\n{}<!-- /zoo -->\nafter\n"
@@ -58,6 +61,21 @@ def test_methods_are_compared_by_their_networks_in_the_zoo() -> None:
     r, align, union = (float(cell.split()[0]) for cell in section("decomposition", one).splitlines()[4].split("|")[3:6])
     assert abs(r + align - union) < 0.11
     assert union == 7.8
+
+
+def test_two_experiments_of_one_name_are_not_compared_as_one(tmp_path: Path) -> None:
+    entries = [read_manifest(ROOT / "zoo").find(name) for name in ("union-mnist-s0", "union-mnist-s1")]
+    for entry in entries:
+        shutil.copytree(ROOT / "zoo" / entry.folder / "results", tmp_path / entry.folder / "results")
+    write_manifest(tmp_path, Manifest(entries=tuple(entries)))
+    marks = f"<!-- zoo:methods {PROTOCOL} -->\n<!-- /zoo -->\n"
+    assert "| union-mnist-2 |" in fill(marks, tmp_path)  # two seeds of one
+    about = tmp_path / entries[1].folder / "results" / "runs" / f"{entries[1].identity}.json"
+    known = json.loads(about.read_text())
+    known["experiment"]["training"]["lr"] *= 2
+    about.write_text(json.dumps(known))
+    with pytest.raises(UserError, match="two different experiments are called 'union-mnist-2'"):
+        fill(marks, tmp_path)
 
 
 def test_a_comparison_without_networks_or_with_too_many_words_is_refused() -> None:
