@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cure_ray.bounds.native.climbing import Climber
 from cure_ray.bounds.native.nodes import Nodes, Pool
+from cure_ray.bounds.native.outlook import Outlook
 
 Start = tuple[Tensor, Tensor, Tensor]  # slopes [B, S, U], what is added to coefficients [B, S, U], multipliers of balls [B, S, L]
 REPORTED = 64  # open leaves of a sample whose bounds are worth a float64 evaluation when a search ends
@@ -30,7 +31,7 @@ class Settings:
     rate: float = 0.1
     decay: float = 0.98
     patience: int = 60  # iterations on a sub-problem with nothing left to split before its sample is given up
-    hope: float = 0.7  # a sample is given up when less than this share of its gap is in reach of its nodes; 0 never gives up
+    hope: float = 2.0  # a sample is given up when rising so many times as fast would not prove it (outlook.py); 0 never gives up
     trial: tuple[int, float] = (128, 3.0)  # nodes and mean depth of the tree before that is asked
 
 
@@ -69,6 +70,7 @@ class Search:
         self.nodes = [0] * len(margin_BS)
         self.seconds = [0.0] * len(margin_BS)
         self.exhausted = [False] * len(margin_BS)
+        self.outlook = Outlook(len(margin_BS), margin_BS)
 
     def run(self, seconds: float, nodes: int, batch: int, together: int) -> None:
         """Until everything is decided or every sample has used up its seconds or nodes. `batch` nodes are bounded at once and
@@ -113,17 +115,15 @@ class Search:
             self.seconds[b] += spent * count / max(1, len(sample_D))
 
     def _hopeless(self, nodes: int) -> Tensor:
-        """Samples the rest of their nodes would not prove. Every split gains about as much as the last one did, so the worst open
-        bound rises with the depth of the tree, log2 of its nodes: follow that line to the end of the budget (docs/benchmarks.md)."""
+        """Samples the rest of their nodes would not prove."""
         least, deep = self.settings.trial
         trees_B = (~(self.base_BS > 0)).sum(1).clamp_min(1)
-        used_B = torch.tensor(self.nodes, dtype=torch.float64, device=self.base_BS.device)
-        depth_B, end_B = ((1 + n / (2 * trees_B)).log2() for n in (used_B, float(nodes)))
+        used_B = torch.tensor(self.nodes, device=self.base_BS.device)
         root_B = self.base_BS.amin(1).clamp_max(0)
         worst_B = root_B.scatter_reduce(0, self.open.samples(), self.open.bounds().to(root_B.dtype), "amin", include_self=False)
-        gained_B = (worst_B - root_B).clamp_min(0) * end_B / depth_B
-        asked_B = (used_B >= least) & (depth_B >= deep)
-        return (asked_B & (gained_B < -self.settings.hope * root_B)).nonzero(as_tuple=True)[0]
+        asked_B = (used_B >= least) & ((1 + used_B / (2 * trees_B)).log2() >= deep)
+        gone_B = asked_B & self.outlook.hopeless(used_B, worst_B, nodes, self.settings.hope)
+        return gone_B.nonzero(as_tuple=True)[0] if self.settings.hope > 0 else used_B[:0]
 
     def _drop(self, samples: Tensor, exhausted: bool) -> None:
         if len(samples) == 0 or len(self.open) == 0:
