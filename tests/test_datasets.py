@@ -12,6 +12,7 @@ from PIL import Image
 
 from cure_ray.catalogue.published import PUBLISHED
 from cure_ray.config import Dataset
+from cure_ray.config.problem import Jitter
 from cure_ray.data import _torchvision_compat
 from cure_ray.data import files as datafiles
 from cure_ray.data.images import Augmentation, AugmentationTable, Images, augmented_batch, load_dataset, select_samples
@@ -131,6 +132,59 @@ def test_a_samples_augmentation_depends_on_seed_and_epoch_not_on_its_batch() -> 
     assert table is not None
     assert other is not None
     assert not (torch.equal(table.rows_N, other.rows_N) and torch.equal(table.columns_N, other.columns_N))
+
+
+def test_jitter_moves_every_sample_by_its_own_draw_as_far_as_allowed() -> None:
+    plan = Augmentation(flip=False, pad=0, side=9, jitter=Jitter(shift=2.0))
+    raw = torch.zeros(40, 1, 9, 9, dtype=torch.uint8)
+    raw[:, 0, 4, 4] = 200
+    images = Images(raw, 255, torch.arange(40), torch.arange(40), plan)
+    table = AugmentationTable.draw(images, 0, 1, "ct")
+    moved, _ = augmented_batch(images, table, torch.arange(40))
+    place = torch.arange(9.0)
+    mass = moved[:, 0].sum((1, 2))
+    assert torch.allclose(mass, torch.full((40,), 200 / 255), atol=1e-5), "what is shifted within the image is kept"
+    down, right = (moved[:, 0].sum(other) @ place / mass - 4 for other in (2, 1))
+    assert 1.5 < max(down.abs().max(), right.abs().max()) <= 2 + 1e-5
+    assert torch.allclose(down, -2 * 9 / 4 * table.maps_N23[:, 1, 2], atol=1e-4), "each sample by its own draw"
+    alone = augmented_batch(images, table, torch.tensor([7]))[0][0]
+    assert torch.equal(alone, moved[7])
+
+
+def test_jitter_turns_slants_and_zooms_about_the_middle() -> None:
+    bar = torch.zeros(1, 1, 21, 21, dtype=torch.uint8)
+    bar[0, 0, 2:19, 10] = 255
+    for jitter in (Jitter(rotate=20), Jitter(shear=20), Jitter(zoom=0.3)):
+        plan = Augmentation(flip=False, pad=0, side=21, jitter=jitter)
+        images = Images(bar.expand(60, -1, -1, -1), 255, torch.zeros(60), torch.arange(60), plan)
+        moved = augmented_batch(images, AugmentationTable.draw(images, 0, 1, "ct"), torch.arange(60))[0][:, 0]
+        assert moved.min() >= 0
+        assert moved.max() <= 1
+        assert (moved[:, 10, 10] > 0.5).all(), "the middle stays"
+        place = torch.arange(21.0) - 10
+        slopes = ((moved[:, 5] @ place) / moved[:, 5].sum(1) - (moved[:, 15] @ place) / moved[:, 15].sum(1)) / 10
+        lengths = moved.amax(2).sum(1)
+        most = torch.tan(torch.tensor(20.0).deg2rad())
+        if jitter.zoom:
+            assert slopes.abs().max() < 1e-3
+            assert lengths.min() < 14 < 20 < lengths.max()
+        else:
+            assert 0.8 * most < slopes.abs().max() < 1.1 * most
+            assert slopes.min() < 0 < slopes.max()
+
+
+def test_jitter_is_off_where_augmentation_is_and_leaves_other_draws_alone() -> None:
+    config = Dataset(name="digits", jitter=Jitter(rotate=5))
+    assert load_dataset(config, "train").augmentation == Augmentation(flip=False, pad=0, side=8, jitter=Jitter(rotate=5))
+    assert load_dataset(config, "test").augmentation is None
+    assert load_dataset(config.model_copy(update={"augment": False}), "train").augmentation is None
+    tables = [AugmentationTable.draw(example_images(plan=Augmentation(True, 2, 8, j)), 0, 1, "ct") for j in (None, Jitter(rotate=5))]
+    assert torch.equal(tables[0].rows_N, tables[1].rows_N)
+    assert torch.equal(tables[0].flips_N, tables[1].flips_N)
+    assert "jitter" not in Dataset(name="digits").model_dump()
+    for wrong in ({"jitter": {}}, {"augment": False, "jitter": {"shift": 1}}, {"jitter": {"zoom": 1.5}}):
+        with pytest.raises(ValueError, match="jitter"):
+            Dataset(name="digits", **wrong)
 
 
 def test_sample_selection_by_stride_covers_the_whole_set() -> None:

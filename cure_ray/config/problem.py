@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 
 from cure_ray.catalogue.own import own_name, read_own
 from cure_ray.catalogue.published import PUBLISHED, DatasetRow, Shape
-from cure_ray.config._base import Model, Positive, Radius
+from cure_ray.config._base import Model, NonNegative, Positive, Radius
 from cure_ray.config.factories import source_digest, split_factory
 from cure_ray.errors import nearest
 from cure_ray.threats.box import UNIT, Box
@@ -39,6 +39,21 @@ class OwnImages(Model):
         return DatasetRow(self.shape, self.classes, self.train, self.test, *plain, domain=(box.low, box.high))
 
 
+class Jitter(Model):
+    """How far a training image may be turned, slanted, zoomed and shifted, each by a uniform draw."""
+
+    rotate: Annotated[float, Field(ge=0.0, le=180.0)] = Field(0.0, description="Degrees to either side.")
+    shear: Annotated[float, Field(ge=0.0, le=60.0)] = Field(0.0, description="Slant in degrees to either side.")
+    zoom: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="Share by which it grows or shrinks, 0.1: to 90 to 110 %.")
+    shift: NonNegative = Field(0.0, description="Pixels in either direction, also parts of one.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not any((self.rotate, self.shear, self.zoom, self.shift)):
+            raise ValueError("jitter moves nothing: set rotate, shear, zoom or shift, or remove it")
+        return self
+
+
 class Dataset(Model):
     """Which images, and how they are split."""
 
@@ -65,7 +80,12 @@ class Dataset(Model):
     )
     augment: bool = Field(
         True,
-        description="Random flips and crops where the data set has them (CIFAR, TinyImageNet); reproducible per (seed, epoch, sample).",
+        description="Random flips and crops where the data set has them (CIFAR, TinyImageNet), and `jitter`; reproducible per (seed, epoch, sample).",
+    )
+    jitter: Jitter | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="Turn, slant, zoom and shift every training image a little, by bilinear interpolation and before flips and crops; empty: not at all.",
     )
     crop: int | None = Field(
         None,
@@ -150,6 +170,8 @@ class Dataset(Model):
             raise ValueError("content describes the images at dataset.path, which is missing")
         if self.crop is not None and self.row.crop is None:
             raise ValueError(f"crop applies to tinyimagenet only, not to {self.name}")
+        if self.jitter is not None and (self.path is not None or not self.augment):
+            raise ValueError("jitter needs augment: true and a published data set; images of your own are not augmented")
         if self.validation_size >= self.pool_size:
             raise ValueError(f"validation={self.validation} leaves no training image of {self.pool_size}")
         return self

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cure_ray import seeding
 from cure_ray.catalogue.own import Source
 from cure_ray.config import Dataset
+from cure_ray.config.problem import Jitter
 from cure_ray.data.files import read_own_split, read_split
 
 Split = Literal["train", "validation", "test"]
@@ -20,11 +22,12 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random flip, then a random crop of `side` after edge-replicating padding."""
+    """Random flip, then a random crop of `side` after edge-replicating padding; before both what `jitter` says."""
 
     flip: bool
     pad: int
     side: int
+    jitter: Jitter | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class AugmentationTable:
     rows_N: Tensor  # crop offsets
     columns_N: Tensor
     flips_N: Tensor
+    maps_N23: Tensor | None = None  # where in the image every pixel comes from, in coordinates from -1 to 1
 
     @staticmethod
     def draw(images: Images, seed: int, epoch: int, branch: str) -> "AugmentationTable | None":
@@ -69,7 +73,25 @@ class AugmentationTable:
         device = images.raw.device
         rows, columns = (torch.randint(choices, (len(images),), generator=rng).to(device) for _ in range(2))
         flips = (torch.rand(len(images), generator=rng) < 0.5).to(device) & plan.flip
-        return AugmentationTable(rows, columns, flips)
+        maps = None if plan.jitter is None else _maps(plan.jitter, images, seeding.generator("cpu", seed, epoch, branch, "jitter"))
+        return AugmentationTable(rows, columns, flips, maps)
+
+
+def _maps(jitter: Jitter, images: Images, rng: torch.Generator) -> Tensor:
+    """One affine map per image, [N, 2, 3]: of a pixel's place to the place its value is taken from."""
+    count, (height, width) = len(images), images.raw.shape[-2:]
+    turn, slant, zoom, down, right = (2 * torch.rand(5, count, generator=rng) - 1).unbind()
+    angle, slope, size = torch.deg2rad(jitter.rotate * turn), torch.deg2rad(jitter.shear * slant).tan(), 1 / (1 + jitter.zoom * zoom)
+    cos, sin, ratio = angle.cos() * size, angle.sin() * size, height / width
+    across, along = 2 * jitter.shift * right / width, 2 * jitter.shift * down / height
+    entries = (cos, (cos * slope - sin) * ratio, across, sin / ratio, sin * slope + cos, along)
+    return torch.stack(entries, 1).view(count, 2, 3).to(images.raw.device)
+
+
+def _moved(x_BCHW: Tensor, maps_B23: Tensor) -> Tensor:
+    """Bilinear interpolation, beyond the border its nearest pixel; what rounding adds to weights that sum to 1 is cut off."""
+    grid = F.affine_grid(maps_B23, list(x_BCHW.shape), align_corners=False)
+    return F.grid_sample(x_BCHW, grid, mode="bilinear", padding_mode="border", align_corners=False).clamp(0, 1)
 
 
 def augmented_batch(images: Images, table: AugmentationTable | None, index_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,21 +99,26 @@ def augmented_batch(images: Images, table: AugmentationTable | None, index_B: Te
     if table is None or images.augmentation is None:
         return images.batch(index_B)
     plan, size = images.augmentation, images.raw.shape[-1]
+    source, levels, which_B = images.raw, images.levels, index_B
+    if table.maps_N23 is not None:
+        source, levels = _moved(images.batch(index_B)[0], table.maps_N23[index_B]), 1
+        which_B = torch.arange(len(index_B), device=index_B.device)
     grid = torch.arange(plan.side, device=images.raw.device) - plan.pad
     rows = (table.rows_N[index_B, None] + grid).clamp(0, size - 1)
     columns = (table.columns_N[index_B, None] + grid).clamp(0, size - 1)
     columns = torch.where(table.flips_N[index_B, None], size - 1 - columns, columns)
     channels = torch.arange(images.raw.shape[1], device=images.raw.device)
-    picked = images.raw[index_B[:, None, None, None], channels[None, :, None, None], rows[:, None, :, None], columns[:, None, None, :]]
-    return picked.float() / images.levels, images.labels[index_B]
+    picked = source[which_B[:, None, None, None], channels[None, :, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    return picked.float() / levels, images.labels[index_B]
 
 
 def _plan(config: Dataset) -> Augmentation | None:
-    if not (config.augment and config.row.augments):
+    if not config.augment or not (config.row.augments or config.jitter):
         return None
     whole = config.row.shape[-1]
     side = config.side or whole
-    return Augmentation(flip=True, pad=config.row.pad if side == whole else 0, side=side)
+    flips = config.row.augments
+    return Augmentation(flip=flips, pad=config.row.pad if flips and side == whole else 0, side=side, jitter=config.jitter)
 
 
 def _centre_crop(raw: Tensor, side: int) -> Tensor:
