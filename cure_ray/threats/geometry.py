@@ -107,7 +107,8 @@ def _boxed_l2(A: Tensor, low: Tensor, high: Tensor, eps: float, steps: int) -> t
     """Dual in the multiplier m of (|d|^2 - eps^2) / 2: d(m) = clip(-A/m, low, high).
 
     m starts at the optimum without the box and only falls: given which coordinates are clipped, the m that puts d(m) on the
-    sphere has a closed form. A fixed number of steps, so that the result of a row does not depend on its batch.
+    sphere has a closed form. A fixed number of steps, so that the result of a row does not depend on its batch; once none moves, the
+    rest would move none.
     """
     tiny = torch.finfo(A.dtype).tiny ** 0.5
     m = (torch.linalg.vector_norm(A, dim=-1, keepdim=True) / eps).clamp_min(tiny)
@@ -118,7 +119,9 @@ def _boxed_l2(A: Tensor, low: Tensor, high: Tensor, eps: float, steps: int) -> t
         free_squares = torch.linalg.vector_norm(d * (d == unclipped), dim=-1, keepdim=True).square()  # masks are slow on doubles
         left = eps * eps - (all_squares - free_squares)
         better = m * (free_squares / left.clamp_min(tiny)).sqrt()
-        m = torch.where((left > 0) & (better < m), better.clamp_min(tiny), m)
+        before, m = m, torch.where((left > 0) & (better < m), better.clamp_min(tiny), m)
+        if m.device.type == "cpu" and torch.equal(before, m):  # elsewhere asking takes longer than the step
+            break
     d = torch.clamp(A / -m, low, high)
     return (d * torch.addcmul(A, m / 2, d)).sum(-1) - m.squeeze(-1) * (eps * eps / 2), d
 

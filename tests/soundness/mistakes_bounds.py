@@ -54,7 +54,7 @@ BOUNDS = [
     (
         "IBP: W for |W|",
         "bounds/native/relaxation.py",
-        "layer.linear((high - low) / 2, layer.weight_abs)",
+        "layer.linear((high - low).div_(2), layer.weight_abs)",
         "layer.linear((high - low) / 2, layer.weight)",
     ),
     (
@@ -91,8 +91,8 @@ BOUNDS = [
     (
         "CROWN: slopes swapped",
         "bounds/native/linear.py",
-        "torch.addcmul(upper_BSN, A_BSN - negative_BSN, slope)",
-        "torch.addcmul(negative_BSN * slope, A_BSN - negative_BSN, relaxation.upper_slope_BN.unsqueeze(1))",
+        ".mul_(relaxation.upper_slope_BN.unsqueeze(1)).addcmul_(positive_BSN, slope)",
+        ".mul(slope).addcmul_(positive_BSN, relaxation.upper_slope_BN.unsqueeze(1))",
     ),
     ("CROWN: intercept missing", "bounds/native/linear.py", "b_BS = b_BS + intercept_BS", "b_BS = b_BS + 0 * intercept_BS"),
     ("CROWN: bias missing", "bounds/native/linear.py", "b_BS = b_BS + A_BSN @ layer.bias_N", "b_BS = b_BS + 0 * (A_BSN @ layer.bias_N)"),

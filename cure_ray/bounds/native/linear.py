@@ -122,8 +122,8 @@ def through_relu(A_BSN: Tensor, relaxation: Relaxation, slope: Tensor) -> tuple[
         slope = slope.unsqueeze(1)
     negative_BSN = A_BSN.clamp_max(0)
     intercept_BS = torch.matmul(negative_BSN, relaxation.upper_intercept_BN.unsqueeze(-1)).squeeze(-1)
-    upper_BSN = negative_BSN * relaxation.upper_slope_BN.unsqueeze(1)
-    return torch.addcmul(upper_BSN, A_BSN - negative_BSN, slope), intercept_BS
+    positive_BSN = A_BSN - negative_BSN
+    return negative_BSN.mul_(relaxation.upper_slope_BN.unsqueeze(1)).addcmul_(positive_BSN, slope), intercept_BS
 
 
 def beside_concave(A: Tensor, relaxation: Relaxation, slope: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,7 +110,7 @@ class Relaxation:
 def interval_layer(layer: Affine, below: LayerBounds, gamma: float) -> LayerBounds:
     """One affine layer on the box of what the layer below hands on, centre and radius, widened by what rounding can hide (gamma)."""
     low, high = below.handed_on()
-    centre_BN, radius_BN = layer((low + high) / 2), layer.linear((high - low) / 2, layer.weight_abs)
+    centre_BN, radius_BN = layer((low + high).div_(2)), layer.linear((high - low).div_(2), layer.weight_abs)
     scale_BN = torch.zeros_like(centre_BN)
     if gamma:
         scale_BN = layer.magnitude(below.reach()) + layer.bias_scale_N

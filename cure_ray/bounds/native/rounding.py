@@ -16,11 +16,11 @@ LARGEST = 2.0**400  # parameters above it are refused, 2.6e120
 
 def floored(size: Tensor, floor: float = FLOOR) -> Tensor:
     """Magnitudes raised by the floor, except where there is nothing to lose. In float32, which never decides, they stay."""
-    return torch.where(size > 0, size + floor, size) if size.dtype == torch.float64 else size
+    return torch.add(size, size.sign(), alpha=floor) if size.dtype == torch.float64 else size
 
 
 def capped(size: Tensor) -> Tensor:
-    return torch.where(size <= CEILING, size, torch.full_like(size, torch.nan))
+    return torch.where(size <= CEILING, size, torch.nan)
 
 
 def reach(x: Tensor, eps: float) -> Tensor:

@@ -74,13 +74,14 @@ class WindowRows:
             if trace:
                 kept.append(A)
             negative = A.clamp_max(0)
+            positive = A - negative
             if i == 0 and self.vertices is not None:
                 concave = negative * g.unstable
                 b_2R = b_2R + self._concave(concave)
-                A = torch.addcmul((negative - concave) * g.upper_slope, A - negative, slopes[i])
+                A = (negative - concave).mul_(g.upper_slope).addcmul_(positive, slopes[i])
             else:
                 b_2R = b_2R + (negative * g.upper_intercept).flatten(2).sum(-1)
-                A = torch.addcmul(negative * g.upper_slope, A - negative, slopes[i])
+                A = negative.mul_(g.upper_slope).addcmul_(positive, slopes[i])
             b_2R = b_2R + (A * g.bias).flatten(2).sum(-1)
             if g.scale is not None:
                 layer = self.layers[i]
