@@ -1,4 +1,4 @@
-"""Proofs with convolutions in float32: as many as in float64 where there is room, and none too many where there is none."""
+"""Proofs with products in float32: as many as in float64 where there is room, and none too many where there is none."""
 
 import sys
 from pathlib import Path
@@ -15,16 +15,18 @@ from cure_ray.networks.models import Network
 from cure_ray.threats.balls import Ball
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "soundness"))
-from soundness_single import check_single, convolutions
+from soundness_single import check_single, convolutions, matrices
 
 
 def test_every_product_in_float32_is_paid_for():
     check_single()
 
 
+@pytest.mark.parametrize("make", [convolutions, matrices])
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_the_stages_agree_with_float64_and_never_go_above_what_it_can_reach(norm):
-    engine = NativeEngine(convolutions().float(), "cpu")
+def test_the_stages_agree_with_float64_and_never_go_above_what_it_can_reach(norm, make):
+    engine = NativeEngine(make().float(), "cpu")
+    assert engine.prove is not engine.decide
     x, y = torch.rand(8, 2, 14, 14, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 4
     problem = engine.problem(x, y, Ball(norm, {"linf": 1e-3, "l2": 1e-2, "l1": 2e-2}[norm]))
     for stage in ("ibp", "crown-ibp", "crown"):
@@ -36,12 +38,24 @@ def test_the_stages_agree_with_float64_and_never_go_above_what_it_can_reach(norm
     torch.testing.assert_close(handed, alone, rtol=2e-2, atol=2e-3)
 
 
-def test_networks_without_convolutions_and_other_devices_keep_float64():
+def test_networks_of_small_matrices_and_other_devices_keep_float64():
     network = Network([nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)], (1, 2, 2), 2).eval()
     exact = compile_network(network, (1, 2, 2)).to(torch.device("cpu"), torch.float64)
     assert with_single_products(exact) is exact
-    meta = compile_network(convolutions(), (2, 14, 14)).to(torch.device("meta"), torch.float64)
-    assert with_single_products(meta) is meta
+    for make in (convolutions, matrices):
+        meta = compile_network(make(), (2, 14, 14)).to(torch.device("meta"), torch.float64)
+        assert with_single_products(meta) is meta
+
+
+def test_small_matrices_beside_large_ones_keep_float64():
+    """A charge costs proofs; where float32 saves nothing there is none."""
+    sizes = [(196, 100), (100, 100), (100, 200), (200, 2)]
+    layers = [m for i, o in sizes for m in (nn.Linear(i, o), nn.ReLU())][:-1]
+    network = Network([nn.Flatten(), *layers], (1, 14, 14), 2).eval()
+    exact = compile_network(network, (1, 14, 14)).to(torch.device("cpu"), torch.float64)
+    quick = with_single_products(exact)
+    assert [layer.lost > 0 for layer in quick.layers] == [True, False, True, False]
+    assert quick.layers[1] is exact.layers[1]
 
 
 def test_reduced_precision_inside_float32_is_switched_off_and_comes_back():

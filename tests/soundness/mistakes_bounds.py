@@ -474,13 +474,31 @@ BOUNDS = [
     ),
     ("single: coupled rows for nothing", "bounds/native/coupled.py", "b = b - lost * (", "b = b - 0 * lost * ("),
     ("single: coupled windows for nothing", "bounds/native/windows.py", "layer.lost, layer.floor)", "0.0, layer.floor)"),
-    ("single: intervals for nothing", "bounds/native/relaxation.py", "+ 2 * layer.lost)", "+ 0 * layer.lost)"),
-    ("single: sums of one term", "bounds/native/single.py", "1.01 * (terms + 8)", "1.01 * (1 + 8)"),
+    ("single: intervals for nothing", "bounds/native/relaxation.py", "+ layer.lost) * scale_BN", "+ 0 * layer.lost) * scale_BN"),
+    ("single: sums of one term", "bounds/native/single.py", "1.01 * (_terms(layer) + 8)", "1.01 * (1 + 8)"),
     ("single: sums counted in one direction", "bounds/native/single.py", "max(layer.in_shape[0], layer.out_shape[0])", "layer.in_shape[0]"),
     ("single: the unit of float64", "bounds/native/single.py", "UNIT = 2.0**-24", "UNIT = 2.0**-53"),
     ("single: the floor of float64", "bounds/native/rounding.py", "SINGLE_FLOOR = 2.0**-50", "SINGLE_FLOOR = 2.0**-450"),
     ("single: every machine is believed", "bounds/native/single.py", "return bool(up.all()) and bool(down.all())", "return True"),
     ("single: the image is read in float32", "bounds/native/single.py", "up=k > 0", "up=True"),
+    ("single: matrices for nothing", "bounds/native/single.py", "(_terms(layer) + 8) * UNIT", "(_terms(layer) + 8) * UNIT * layer.is_conv"),
+    ("single: a matrix's sums counted in one direction", "bounds/native/single.py", "max(layer.inputs, layer.outputs)", "layer.inputs"),
+    ("single: a matrix's sums counted in the other", "bounds/native/single.py", "max(layer.inputs, layer.outputs)", "layer.outputs"),
+    ("single: sums of any length", "bounds/native/single.py", "_terms(layer) <= LONGEST", "True"),
+    (
+        "single: the last layer in float32",
+        "bounds/native/single.py",
+        "enumerate(net.layers[:-1])] + net.layers[-1:]",
+        "enumerate(net.layers)]",
+    ),
+    (
+        "single: the floor of float64 for matrices",
+        "bounds/native/affine.py",
+        "if self.single_up or self.single_down else FLOOR",
+        "if self.is_conv and (self.single_up or self.single_down) else FLOOR",
+    ),
+    ("single: magnitudes without a floor", "bounds/native/affine.py", "size_RN = floored(reach_RN, self.floor)", "size_RN = reach_RN"),
+    ("single: |W| mistaken for W", "bounds/native/affine.py", '"|W|" if weight is self.weight_abs', '"W" if weight is self.weight_abs'),
 ]
 
 RESIDUAL = [

@@ -28,11 +28,31 @@ def convolutions(seed: int = 0, small: float = 1.0, lift: float = 1.0) -> nn.Seq
     return network
 
 
+def matrices(seed: int = 0, small: float = 1.0, lift: float = 1.0) -> nn.Sequential:
+    """Three layers of neurons, all large enough for float32, and the logits; `small` and `lift` as above."""
+    from cure_ray.networks.models import Network
+
+    torch.manual_seed(seed)
+    maps = [nn.Linear(392, 160), nn.Linear(160, 128), nn.Linear(128, 128), nn.Linear(128, 4)]
+    layers = [nn.Flatten(), *[m for affine in maps for m in (affine, nn.ReLU())][:-1]]
+    network = Network(layers, (2, 14, 14), 4).double().eval()
+    with torch.no_grad():
+        maps[0].weight.mul_(small).add_(1e-9 * small)
+        maps[0].bias.mul_(small)
+        for k in (1, 2):
+            maps[k].weight.mul_(lift)
+            maps[k].bias.mul_(small * lift**k)
+    return network
+
+
 def check_single() -> None:
-    for norm in ("linf", "l2"):
-        _check_point(convolutions(0), norm)
+    for make in (convolutions, matrices):
+        for norm in ("linf", "l2"):
+            _check_point(make(0), norm)
     _check_point(convolutions(1, 1e-42, 3e18), "linf")
+    _check_point(matrices(1, 1e-46, 3e18), "linf")
     _check_share()
+    _check_matrices()
 
 
 def _inside(values_BN: Tensor, lower_BN: Tensor, upper_BN: Tensor, what: str) -> None:
@@ -100,3 +120,32 @@ def _check_share() -> None:
         assert quick.lost >= unit / (1 - unit), "less is charged than a product in float32 may lose"
         assert not quick.single_up, "the first layer is read in float32"
         assert not _promised(replace(quick, weight=quick.weight + 1e-3), exact.layers[0]), "a wrong kernel was believed"
+
+
+def _check_matrices() -> None:
+    """The same for matrices, of which the last is read as it is, and long sums are left to float64."""
+    from dataclasses import replace
+
+    from cure_ray.bounds.native.compiled import compile_network
+    from cure_ray.bounds.native.single import _promised, with_single_products
+    from cure_ray.networks.models import Network
+
+    for inputs, outputs in ((40, 500), (500, 40)):
+        maps = [nn.Linear(inputs, outputs), nn.Linear(outputs, inputs), nn.Linear(inputs, 600)]
+        layers = [nn.Flatten(), maps[0], nn.ReLU(), maps[1], nn.ReLU(), maps[2]]
+        exact = compile_network(Network(layers, (1, 1, inputs), 600).eval(), (1, 1, inputs)).to(torch.device("cpu"), torch.float64)
+        quick = with_single_products(exact).layers
+        unit = (500 + 2) * 2.0**-24
+        for layer in quick[:2]:
+            least = unit / (1 - unit) / (1 - unit)  # of magnitudes that are multiplied in float32 themselves
+            assert layer.lost >= least, "less is charged than a product in float32 may lose"
+        assert [layer.single_up for layer in quick] == [False, True, False], "the first layer or the last is read in float32"
+        assert [layer.single_down for layer in quick] == [True, True, False], "the last layer is read in float32"
+        assert not _promised(replace(quick[1], weight=quick[1].weight + 1e-3, cache={}), exact.layers[1]), "a wrong matrix was believed"
+    for long in (2**13 + 1, 2**13):
+        layers = [nn.Flatten(), nn.Linear(9, long), nn.ReLU(), nn.Linear(long, 9), nn.ReLU(), nn.Linear(9, 2)]
+        exact = compile_network(Network(layers, (1, 3, 3), 2).eval(), (1, 3, 3)).to(torch.device("cpu"), torch.float64)
+        quick = with_single_products(exact)
+        assert (quick is exact) == (long > 2**13), "a sum that is too long for its charge"
+    rounded = replace(quick.layers[1], cache={"W": quick.layers[1].weight.bfloat16().float()})
+    assert not _promised(rounded, exact.layers[1]), "numbers of fewer bits were believed"

@@ -36,7 +36,7 @@ class Affine:
     padding: tuple[int, int] = (0, 0)
     carried_N: Tensor | None = None  # bool: outputs that no ReLU follows, handed past it; None: there are none
     lost: float = 0.0
-    single_up: bool = False  # convolutions of doubles are carried out in float32 (single.py): W x,
+    single_up: bool = False  # products of doubles are carried out in float32 (single.py): W x,
     single_down: bool = False  # W^T A
     cache: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
@@ -58,21 +58,24 @@ class Affine:
 
     def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
         """W x without the bias; another kernel of the same shape (|W|, W^2) may take W's place."""
-        if self.single_up:
-            return self._convolved(x_RN.float(), self._single(self.weight if weight is None else weight)).double()
-        return self._convolved(x_RN, self.weight if weight is None else weight)
+        weight = self.weight if weight is None else weight
+        return self._linear_in_single(x_RN, weight) if self.single_up else self._linear(x_RN, weight)
+
+    def _linear_in_single(self, x_RN: Tensor, weight: Tensor) -> Tensor:
+        return self._linear(x_RN.float(), self._single(weight)).double()
 
     def _single(self, weight: Tensor) -> Tensor:
-        """A kernel in float32; those of this layer are kept."""
+        """A weight in float32; those of this layer are kept."""
         key = "W" if weight is self.weight else "|W|" if weight is self.weight_abs else None
         if key is None or key not in self.cache:
-            single = weight.float().contiguous(memory_format=torch.channels_last)
+            single = weight.float()
+            single = single.contiguous(memory_format=torch.channels_last) if self.is_conv else single
             if key is None:
                 return single
             self.cache[key] = single
         return self.cache[key]
 
-    def _convolved(self, x_RN: Tensor, weight: Tensor) -> Tensor:
+    def _linear(self, x_RN: Tensor, weight: Tensor) -> Tensor:
         if not self.is_conv:
             return x_RN @ weight.t()
         C, H, W = self.in_shape
@@ -103,17 +106,18 @@ class Affine:
 
     def magnitude(self, reach_RN: Tensor) -> Tensor:
         """|W| reach: the magnitudes summed into W x for |x| <= reach, with the floors of rounding; NaN where too large to vouch for."""
-        return capped(self.linear(floored(reach_RN, self.floor), self.weight_abs))
+        size_RN = floored(reach_RN, self.floor)
+        return capped(self._linear_in_single(size_RN, self.weight_abs) if self.single_down else self.linear(size_RN, self.weight_abs))
 
     def transpose(self, A_RN: Tensor) -> Tensor:
         """W^T A for every row."""
-        if not self.is_conv:
-            return A_RN @ self.weight
         if self.single_down:
             return self._transposed(A_RN.float()).double()
         return self._transposed(A_RN)
 
     def _transposed(self, A_RN: Tensor) -> Tensor:
+        if not self.is_conv:
+            return A_RN @ (self._single(self.weight) if self.single_down else self.weight)
         C, H, W = self.out_shape
         A_RHWC = A_RN.reshape(-1, H, W, C)
         top, left = self.padding

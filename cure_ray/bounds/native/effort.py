@@ -13,7 +13,7 @@ class Effort:
     """`hidden` chooses the hidden bounds behind alpha-CROWN and branch and bound: 'alpha' optimises every layer, 'crown' and 'ibp'
     fix them; 'auto' takes 'alpha' where that is at most `work_limit` coefficients a sample, else (CNN7) 'crown' and 'alpha' for as
     many neurons as the limit allows, those first that cost the open margins most.
-    With `single` convolutions in float32 prove what is clear, without it float64 proves everything.
+    With `single` products in float32 prove what is clear, without it float64 proves everything.
     With `stop_early` alpha-CROWN leaves margins alone once they are positive; without it every margin is made as tight as it gets.
     """
 

@@ -1,7 +1,7 @@
 """The native engine: IBP, CROWN-IBP, sparse CROWN, layer-wise alpha-CROWN and branch and bound for sequential ReLU networks.
 
 float32 searches, float64 decides: a positive margin in a sample whose margins are all positive was evaluated in float64, hidden
-bounds included, and lowered by what rounding can have added, that of convolutions in float32 too (docs/explanation/soundness.md).
+bounds included, and lowered by what rounding can have added, that of products in float32 too (docs/explanation/soundness.md).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -174,9 +174,9 @@ class Rows:
         return torch.cat([A_GSN, -A_GSN], 1), torch.cat([b_GS, -b_GS], 1), torch.cat([guard_GS, guard_GS], 1)
 
     def _guard(self, samples: Tensor, neuron_GS: Tensor) -> Tensor:
-        """The rounding of rows before they begin their pass."""
-        scale_GS = torch.gather(self.bounds.scale_BN[samples], 1, neuron_GS)
-        return (4 * self.net.gamma + self.net.layers[self.k].lost) * scale_GS
+        """The rounding of rows before they begin their pass. Those of a matrix are read from it, which loses nothing to float32."""
+        scale_GS, layer = torch.gather(self.bounds.scale_BN[samples], 1, neuron_GS), self.net.layers[self.k]
+        return (4 * self.net.gamma + (layer.lost if layer.is_conv else 0.0)) * scale_GS
 
     def _keep(self, samples: Tensor, neurons: Tensor, lower_R: Tensor, upper_R: Tensor) -> None:
         lower_BN, upper_BN = self.bounds.lower_BN.clone(), self.bounds.upper_BN.clone()

@@ -114,7 +114,7 @@ def interval_layer(layer: Affine, below: LayerBounds, gamma: float) -> LayerBoun
     scale_BN = torch.zeros_like(centre_BN)
     if gamma:
         scale_BN = layer.magnitude(below.reach()) + layer.bias_scale_N
-        radius_BN = radius_BN + (3 * gamma + 2 * layer.lost) * scale_BN
+        radius_BN = radius_BN + (3 * gamma + layer.lost) * scale_BN
     return LayerBounds(centre_BN - radius_BN, centre_BN + radius_BN, scale_BN, layer.carried_N)
 
 

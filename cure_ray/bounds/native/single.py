@@ -1,10 +1,10 @@
-"""Convolutions in float32 with everything around them in float64: proven bounds at nearly the price of the searching pass.
+"""Products in float32 with everything around them in float64: proven bounds at nearly the price of the searching pass.
 
-Convolutions of doubles cost 3 to 8 times as much as those of floats. Where a bound has room to spare, a product in float32 proves it as
-well, if what it can lose is paid for: coefficients and kernel are rounded to float32, u = 2^-24, and so is every sum of them, so a
-product loses at most gamma_(n+2) of its magnitudes, where n is the number of terms that meet in one sum (a kernel's), not the width of
-the network. That is charged where the float64 pass charges its own rounding (docs/explanation/soundness.md); sums over neurons,
-relaxations and the image stay in float64.
+Convolutions of doubles cost 3 to 8 times as much as those of floats, products of large matrices twice. Where a bound has room to spare,
+a product in float32 proves it as well, if what it can lose is paid for: coefficients and weights are rounded to float32, u = 2^-24, and so
+is every sum of them, so a product loses at most gamma_(n+2) of its magnitudes, where n is the number of terms that meet in one sum (of a
+kernel, of a row or column of a matrix), not the width of the network. That is charged where the float64 pass charges its own rounding
+(docs/explanation/soundness.md); sums over neurons, relaxations and the image stay in float64.
 """
 
 from dataclasses import replace
@@ -17,23 +17,36 @@ from cure_ray.bounds.native.affine import Affine
 from cure_ray.bounds.native.compiled import Compiled
 
 UNIT = 2.0**-24
+SMALL = 2**14  # weights; rounding what a smaller matrix reads and gives takes the time that its product in float32 saves
+LONGEST = 2**13  # terms of one sum; a bound that is charged for longer ones, 5e-4 of its magnitudes and more, has seldom room for it
 
 
 def with_single_products(net: Compiled) -> Compiled:
-    """The deciding network with its convolutions in float32, or itself where it has none or this machine's do not keep their promise.
+    """The deciding network with products in float32, or itself where none is worth it or this machine's do not keep their promise.
 
-    The first layer is read from the image in float64: all bounds rest on it, and it is cheap.
+    The first layer is read from the image in float64: all bounds rest on it, and it is cheap. The last is not multiplied like the
+    others, its rows are started from its weights: it stays in float64.
     """
-    layers = [layer if not layer.is_conv else _single(layer, up=k > 0) for k, layer in enumerate(net.layers)]
+    layers = [_single(layer, up=k > 0) if _pays(layer) else layer for k, layer in enumerate(net.layers[:-1])] + net.layers[-1:]
     if layers == net.layers or any(not _promised(quick, exact) for quick, exact in zip(layers, net.layers, strict=True)):
         return net
     return Compiled(layers, net.in_shape, net.classes, net.gamma)
 
 
+def _pays(layer: Affine) -> bool:
+    return (layer.is_conv or layer.weight.numel() >= SMALL) and _terms(layer) <= LONGEST
+
+
+def _terms(layer: Affine) -> int:
+    """The longest sum in either direction."""
+    if not layer.is_conv:
+        return max(layer.inputs, layer.outputs)
+    return layer.kernel[0] * layer.kernel[1] * max(layer.in_shape[0], layer.out_shape[0])
+
+
 def _single(layer: Affine, up: bool) -> Affine:
-    terms = layer.kernel[0] * layer.kernel[1] * max(layer.in_shape[0], layer.out_shape[0])
     # The hundredth pays for the magnitudes, which are multiplied in float32 too, and for the quadratic terms of gamma.
-    return replace(layer, lost=1.01 * (terms + 8) * UNIT, single_up=up, single_down=True, cache={})
+    return replace(layer, lost=1.01 * (_terms(layer) + 8) * UNIT, single_up=up, single_down=True, cache={})
 
 
 def _promised(quick: Affine, exact: Affine) -> bool:
