@@ -499,6 +499,18 @@ BOUNDS = [
     ),
     ("single: magnitudes without a floor", "bounds/native/affine.py", "size_RN = floored(reach_RN, self.floor)", "size_RN = reach_RN"),
     ("single: |W| mistaken for W", "bounds/native/affine.py", '"|W|" if weight is self.weight_abs', '"W" if weight is self.weight_abs'),
+    (
+        "parts of a batch: another sample's margins",
+        "bounds/native/engine.py",
+        "[Relaxation.of(b) for b in some], C_BSK[index])",
+        "[Relaxation.of(b) for b in some], C_BSK[: len(index)])",
+    ),
+    (
+        "parts of a batch: another sample's bounds",
+        "bounds/native/engine.py",
+        "some = [b.select(index) for b in bounds]",
+        "some = [b.select(index * 0) for b in bounds]",
+    ),
 ]
 
 RESIDUAL = [

@@ -53,6 +53,7 @@ def check_single() -> None:
     _check_point(matrices(1, 1e-46, 3e18), "linf")
     _check_share()
     _check_matrices()
+    _check_parts()
 
 
 def _inside(values_BN: Tensor, lower_BN: Tensor, upper_BN: Tensor, what: str) -> None:
@@ -149,3 +150,17 @@ def _check_matrices() -> None:
         assert (quick is exact) == (long > 2**13), "a sum that is too long for its charge"
     rounded = replace(quick.layers[1], cache={"W": quick.layers[1].weight.bfloat16().float()})
     assert not _promised(rounded, exact.layers[1]), "numbers of fewer bits were believed"
+
+
+def _check_parts() -> None:
+    """A batch whose margins walk down in parts has those of the whole."""
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.threats.balls import Ball
+
+    x, y = torch.rand(5, 2, 14, 14, generator=torch.Generator().manual_seed(4)), torch.tensor([0, 1, 2, 3, 0])
+    for network, norm in ((matrices(2), "linf"), (convolutions(2), "l1")):
+        engine = NativeEngine(network, "cpu")
+        problem = engine.problem(x, y, Ball(norm, 0.01))
+        whole = engine.margins(problem, "crown-ibp")
+        engine._together = lambda *_: 2
+        torch.testing.assert_close(engine.margins(problem, "crown-ibp"), whole, rtol=1e-5, atol=1e-6)

@@ -150,8 +150,11 @@ class NativeEngine:
             value_BS = torch.maximum(value_BS, ball_margins(net, domain, C_BSK))
         if stage == "ibp" or not bounds:
             return value_BS
-        relaxations = [Relaxation.of(b) for b in bounds]
-        return torch.maximum(value_BS, best_of_slopes(net, domain, bounds, relaxations, C_BSK))
+        rows = []
+        for index in torch.arange(len(y_B), device=self.device).split(self._together(net, domain)):
+            some = [b.select(index) for b in bounds]
+            rows.append(best_of_slopes(net, domain.select(index), some, [Relaxation.of(b) for b in some], C_BSK[index]))
+        return torch.maximum(value_BS, torch.cat(rows))
 
     def _optimised(self, problem: NativeProblem) -> NativeProblem:
         """On the hidden bounds that CROWN has proven, and only where that is not enough on better ones, which cost most."""
@@ -187,10 +190,18 @@ class NativeEngine:
         return problem, self.search, self.decide
 
     def _elements(self, net: Compiled) -> int:
-        """Coefficients of backward rows to hold at once; on CPUs few enough to stay near the caches."""
+        """Coefficients of backward rows to hold at once; on CPUs few enough to stay near the caches. Larger tensors of doubles are handed
+        back to the system as soon as they are read, and asking for them again can take longer than the arithmetic."""
         size = net.layers[0].weight.element_size()
-        most = 4_000_000 if self.device.type == "cpu" else 1 << 40
+        near = 4_000_000 if size == 4 else 1_000_000
+        most = near if self.device.type == "cpu" else 1 << 40
         return max(1, min(most, self.memory_budget // (8 * size)))
+
+    def _together(self, net: Compiled, domain: Domain) -> int:
+        """How many samples' margins walk down together."""
+        first, widest = net.layers[0], max(layer.outputs for layer in net.layers)
+        vertices = vertex_numbers(first, first.positions) if domain.has_vertices else 0
+        return max(1, self._elements(net) // ((net.classes - 1) * widest + vertices // 4))
 
     def _per_sample(self, stage: Stage, problem: NativeProblem) -> int:
         """Rough number of bytes a sample needs."""

@@ -159,7 +159,8 @@ class Rows:
         limit = max(1, elements // (2 * row_elements(self.net, self.k)))
         if windows_pay(self.net, self.k):
             if self.domain.has_vertices:
-                limit = max(1, elements // (2 * row_elements(self.net, self.k) + vertex_elements(self.net, self.k)))
+                # Vertices are written once and read once, coefficients many times.
+                limit = max(1, elements // (2 * row_elements(self.net, self.k) + vertex_elements(self.net, self.k) // 4))
             sample_R, neuron_R = mask_BN.nonzero(as_tuple=True)
             if len(sample_R) == 0:
                 return
