@@ -19,7 +19,7 @@ from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.linear import enclose, evaluate, usual_slopes
 from cure_ray.bounds.native.optimized import optimise
 from cure_ray.bounds.native.relaxation import LayerBounds, Relaxation, interval_bounds, interval_layer
-from cure_ray.bounds.native.windows import gather_rows, row_elements, vertex_elements, windows_pay
+from cure_ray.bounds.native.windows import WindowRows, gather_rows, row_elements, vertex_elements, windows_pay
 
 LOOSE = 0.4  # share of a layer's neurons that intervals leave unstable, from which on an enclosure pays
 
@@ -97,7 +97,7 @@ class Rows:
         """Plain CROWN for the neurons in the mask with the usual slopes, or with zero slopes."""
         for samples, neurons in self._chunks(mask_BN, elements):
             if neurons.dim() == 1:
-                rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
+                rows = self._gather(samples, neurons)
                 slopes = rows.initial_slopes()
                 slopes = rows.with_slopes([torch.zeros_like(a) for a in slopes]) if zero else slopes
                 value = rows.evaluate(slopes)[0]
@@ -127,10 +127,10 @@ class Rows:
                 else:
                     proven._keep_dense(samples, neurons, value)
             if neurons.dim() == 1:
-                rows = gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons)
+                rows = self._gather(samples, neurons)
                 _, alphas = rows.optimise(iterations)
                 del rows
-                checked = gather_rows(proven.net, self.k, proven.relaxations, proven.bounds, proven.domain, samples, neurons)
+                checked = proven._gather(samples, neurons)
                 dtype = checked.b_2R.dtype
                 value, _ = checked.evaluate(checked.with_slopes([a.to(dtype) for a in alphas]))
                 proven._keep(samples, neurons, value[0], -value[1])
@@ -146,10 +146,17 @@ class Rows:
                 value_BS = evaluate(layers, relaxations, domain, (A_BSN, b_BS), slopes, proven.net.gamma).value_BS
                 proven._keep_dense(samples, neurons, value_BS - guard_BS)
 
+    def _gather(self, samples: Tensor, neurons: Tensor) -> WindowRows:
+        """Rows on their windows. Samples come in order, and only the images from the first to the last are laid out for it."""
+        first, last = int(samples[0]), int(samples[-1]) + 1
+        some = torch.arange(first, last, device=samples.device)
+        relaxations, bounds = [r.select(some) for r in self.relaxations], self.bounds.select(some)
+        return gather_rows(self.net, self.k, relaxations, bounds, self.domain.select(some), samples - first, neurons)
+
     def _coupled(self, samples: Tensor, neurons: Tensor) -> CoupledRows:
         """The rows of a chunk, ready for coupled bounds; what rounding took before the pass is charged."""
         if neurons.dim() == 1:
-            return gather_rows(self.net, self.k, self.relaxations, self.bounds, self.domain, samples, neurons).coupled()
+            return self._gather(samples, neurons).coupled()
         A_BSN, b_BS, guard_BS = self._start(samples, neurons)
         relaxations, domain = [r.select(samples) for r in self.relaxations], self.domain.select(samples)
         return dense_rows(self.net.layers[: self.k], relaxations, domain, A_BSN, b_BS - guard_BS, self.net.gamma)
