@@ -499,6 +499,7 @@ BOUNDS = [
     ),
     ("single: magnitudes without a floor", "bounds/native/affine.py", "size_RN = floored(reach_RN, self.floor)", "size_RN = reach_RN"),
     ("single: |W| mistaken for W", "bounds/native/affine.py", '"|W|" if weight is self.weight_abs', '"W" if weight is self.weight_abs'),
+    ("parts of a batch: windows of another sample", "bounds/native/intermediate.py", "samples - first, neurons)", "samples * 0, neurons)"),
     (
         "parts of a batch: another sample's margins",
         "bounds/native/engine.py",
