@@ -73,7 +73,7 @@ def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
     known = json.loads((run / ABOUT).read_text())
     spent = sum(float(m.get("epoch_seconds", 0)) for m in metrics)
     training = Cost(seconds=round(spent, 1), hardware=_machine(known["hardware"]), version=known["versions"]["cure_ray"])
-    shared = _shared(root, subject.digest, run)
+    shared = _shared(root, subject.digest, run, offer.name)
     home = shared or offer.name
     with tempfile.TemporaryDirectory(dir=root, prefix=".adding-") as temporary:
         folder = Path(temporary)
@@ -95,11 +95,12 @@ def _add_run(offer: Offer, root: Path, hand: Hand) -> Entry:
         return _list(root, folder, entry)
 
 
-def _shared(root: Path, identity: str, run: Path) -> str | None:
-    """The folder of the zoo that has this very network already, trained by the same experiment: it need not be there twice."""
+def _shared(root: Path, identity: str, run: Path, name: str) -> str | None:
+    """The folder of the zoo that has this very network already, trained by the same experiment: it need not be there twice. What is
+    listed under the name of the offer is what the offer replaces."""
     experiment = file_digest(run / EXPERIMENT)
-    same = (e for e in read_manifest(root).entries if e.identity == identity and e.files.get(EXPERIMENT) == experiment)
-    return next((e.folder for e in same), None)
+    others = (e for e in read_manifest(root).entries if e.name != name and e.identity == identity)
+    return next((e.folder for e in others if e.files.get(EXPERIMENT) == experiment), None)
 
 
 def _copy_run(run: Path, loaded: Checkpoint, folder: Path) -> None:

@@ -220,6 +220,17 @@ def test_a_network_goes_in_again_under_a_second_protocol(made: Path, zoo: Path) 
         cure_ray.zoo.load("x", zoo)
 
 
+def test_a_network_that_is_certified_anew_takes_the_place_of_the_folder_that_was_removed(made: Path, zoo: Path) -> None:
+    offer = Offer(str(made / "run"), made / "results", "digits-max", "Max on digits")
+    before = add(offer, zoo)
+    with pytest.raises(UserError, match="remove the folder to put this in its place"):
+        add(offer, zoo)
+    shutil.rmtree(zoo / "digits-max")
+    assert add(offer, zoo) == before
+    assert read_manifest(zoo).entries == (before,)
+    assert cure_ray.zoo.load("digits-max", zoo)
+
+
 def test_the_verdicts_of_a_published_network_go_in_without_its_weights(zoo: Path) -> None:
     there = ROOT / "zoo" / "mmr-universal-mnist" / "results"
     entry = add(Offer("mmr-universal-mnist", there, "mmr", "MMR-Universal"), zoo)
