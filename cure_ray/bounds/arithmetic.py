@@ -1,7 +1,7 @@
 """Arithmetic that decides, and what counts as running out of memory."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -13,8 +13,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """No TF32 or bfloat16 inside float32, deterministic kernels and subnormal numbers kept while bounds are computed; the caller's
-    settings come back afterwards."""
+    """Neither autocast nor TF32 or bfloat16 inside float32, deterministic kernels, no NNPACK (whose convolutions mix neighbours from 16
+    images on), and subnormal numbers kept while bounds are computed; the caller's settings come back afterwards."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     saved = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32)
     inside = [getattr(torch.backends.mkldnn, part) for part in ("conv", "matmul")]  # torch does not type them
@@ -26,7 +26,12 @@ def exact_arithmetic() -> Iterator[None]:
     if flushing:
         torch.set_flush_denormal(False)
     try:
-        yield
+        with ExitStack() as off:
+            off.enter_context(torch.backends.nnpack.flags(enabled=False))
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    off.enter_context(torch.autocast(device, enabled=False))
+            yield
     finally:
         if flushing:
             torch.set_flush_denormal(True)

@@ -35,7 +35,8 @@ def box_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, y_B: Tens
     """[B, K-1] lower bounds of f_y - f_i over low <= x <= high; float64 in, float64 out; NaN where a bound is not finite."""
     domain = BoxDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, UNIT)
     usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1)
-    return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
+    assert engine.decide is not None
+    return engine.margins(NativeProblem(domain, y_B, usable_B, engine.decide), stage)
 
 
 @torch.no_grad()

@@ -63,7 +63,8 @@ def sloped_margins(engine: NativeEngine, low_BN: Tensor, high_BN: Tensor, slope_
     assert stage in ("ibp", "crown-ibp"), stage
     domain = SlopedDomain(low_BN, torch.zeros_like(low_BN), high_BN - low_BN, ANY_BOX, UNIT, slope_BKN)
     usable_B = torch.isfinite(low_BN).all(1) & torch.isfinite(high_BN).all(1) & torch.isfinite(slope_BKN).flatten(1).all(1)
-    return engine.margins(NativeProblem(domain, y_B, usable_B), stage)
+    assert engine.decide is not None
+    return engine.margins(NativeProblem(domain, y_B, usable_B, engine.decide), stage)
 
 
 def pieces(transformation: Transformation, ranges: Ranges, size: tuple[int, int], most: int = PARTS) -> list[int]:

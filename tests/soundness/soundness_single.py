@@ -54,6 +54,47 @@ def check_single() -> None:
     _check_share()
     _check_matrices()
     _check_parts()
+    _check_states()
+
+
+def _check_states() -> None:
+    """Autocast stays outside, fast kernels are found out at the sizes where they begin, and a problem is of one network."""
+    from cure_ray.bounds.native.affine import Affine
+    from cure_ray.bounds.native.engine import NativeEngine
+    from cure_ray.bounds.native.single import _promised
+    from cure_ray.errors import UserError
+    from cure_ray.threats.balls import Ball
+
+    engine = NativeEngine(matrices(0), "cpu")
+    x, y = torch.rand(6, 2, 14, 14, generator=torch.Generator().manual_seed(3), dtype=torch.float64), torch.arange(6) % 4
+    problem = engine.problem(x, y, Ball("linf", 1e-9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        margins = engine.margins(problem, "crown")
+    assert torch.equal(margins, engine.margins(problem, "crown")), "autocast reaches the bounds"
+    try:
+        NativeEngine(matrices(1), "cpu").margins(problem, "crown")
+    except UserError:
+        pass
+    else:
+        raise AssertionError("what was proven of another network is believed")
+
+    class Rough(Affine):
+        """Eleven bits in the factors, from sixteen rows on. In sums of 4,096 terms what that loses evens out, but in those of one."""
+
+        def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
+            rough = len(x_RN) >= 16
+            return super().linear(_short(x_RN) if rough else x_RN, _short(self.weight) if rough and weight is None else weight)
+
+    weight, none = torch.randn(16, 4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.zeros(16).double()
+    exact = Affine(weight, none, none, (4096,), (16,))
+    rough = Rough(weight, none, none, (4096,), (16,), lost=5e-4, single_up=True, single_down=True)
+    assert _promised(Affine(weight, none, none, (4096,), (16,), lost=5e-4, single_up=True, single_down=True), exact)
+    assert not _promised(rough, exact), "kernels with fewer bits for many rows are believed"
+
+
+def _short(x: Tensor) -> Tensor:
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
 
 
 def _inside(values_BN: Tensor, lower_BN: Tensor, upper_BN: Tensor, what: str) -> None:

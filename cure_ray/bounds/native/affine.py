@@ -59,9 +59,10 @@ class Affine:
     def linear(self, x_RN: Tensor, weight: Tensor | None = None) -> Tensor:
         """W x without the bias; another kernel of the same shape (|W|, W^2) may take W's place."""
         weight = self.weight if weight is None else weight
-        return self._linear_in_single(x_RN, weight) if self.single_up else self._linear(x_RN, weight)
+        return self.linear_in_single(x_RN, weight) if self.single_up else self._linear(x_RN, weight)
 
-    def _linear_in_single(self, x_RN: Tensor, weight: Tensor) -> Tensor:
+    def linear_in_single(self, x_RN: Tensor, weight: Tensor) -> Tensor:
+        """The same in float32, whatever `single_up` says."""
         return self._linear(x_RN.float(), self._single(weight)).double()
 
     def _single(self, weight: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ class Affine:
     def magnitude(self, reach_RN: Tensor) -> Tensor:
         """|W| reach: the magnitudes summed into W x for |x| <= reach, with the floors of rounding; NaN where too large to vouch for."""
         size_RN = floored(reach_RN, self.floor)
-        return capped(self._linear_in_single(size_RN, self.weight_abs) if self.single_down else self.linear(size_RN, self.weight_abs))
+        return capped(self.linear_in_single(size_RN, self.weight_abs) if self.single_down else self.linear(size_RN, self.weight_abs))
 
     def transpose(self, A_RN: Tensor) -> Tensor:
         """W^T A for every row."""

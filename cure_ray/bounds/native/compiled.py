@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -171,6 +171,8 @@ def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
     for position, layer in enumerate(layers):
         if not all(bool((t.abs() <= LARGEST).all()) for t in (layer.weight, layer.bias_scale_N)):
             raise UserError(f"affine layer {position} is not finite, or beyond {LARGEST:.0e}, after folding: nothing can be certified")
+    # Copies: what is kept of them (magnitudes, norms, kernels in float32) would not follow if the network's tensors changed in place.
+    layers = [replace(layer, weight=layer.weight.clone(), bias_N=layer.bias_N.clone(), cache={}) for layer in layers]
     return Compiled(layers, input_shape, layers[-1].outputs)
 
 

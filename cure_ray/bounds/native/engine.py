@@ -83,7 +83,7 @@ class NativeEngine:
         check_domain(x_BN, box)
         with exact_arithmetic():
             domain = with_balls(decide, Domain.around(x_BN, threat, box))
-        return NativeProblem(domain, y_B.to(self.device), usable_B)
+        return NativeProblem(domain, y_B.to(self.device), usable_B, decide)
 
     @torch.no_grad()
     def margins(self, problem: Problem, stage: Stage) -> Tensor:
@@ -126,15 +126,18 @@ class NativeEngine:
             _, search, decide = self._own(problem)
             if self.prove is None or self.prove is decide:
                 value_BS = self._crown(search, problem.domain.to(torch.float32), problem.y_B, stage).double()
-                again_B, known = (value_BS > 0).all(1), list[LayerBounds]()
+                again_B, known = (value_BS > 0).all(1) | value_BS.isnan().any(1), list[LayerBounds]()
             else:
                 known = self._stage_bounds(self.prove, problem.domain, stage)
                 value_BS = self._crown(self.prove, problem.domain, problem.y_B, stage, known)
-                least_B, most_B = value_BS.amin(1), value_BS.abs().amax(1)
-                again_B = ~torch.isfinite(most_B) | ((least_B <= 0) & (least_B > -NEAR * most_B))
+                again_B = _unclear(value_BS)
             again = again_B.nonzero(as_tuple=True)[0]
             if len(again):
-                value_BS[again] = self._crown(decide, problem.domain.select(again), problem.y_B[again], stage)
+                some = problem.domain.select(again)
+                bounds = self._stage_bounds(decide, some, stage)
+                value_BS[again] = self._crown(decide, some, problem.y_B[again], stage, bounds)
+                for k, whole in enumerate(known):  # sizes stay those of the products that will read them
+                    known[k] = whole.replaced(again, replace(bounds[k], scale_BN=whole.scale_BN[again]))
             return value_BS, known
 
         return run
@@ -185,8 +188,8 @@ class NativeEngine:
     # ------------------------------------------------------------ batches and memory
 
     def _own(self, problem: Problem) -> tuple[NativeProblem, Compiled, Compiled]:
-        if not isinstance(problem, NativeProblem) or self.search is None or self.decide is None:
-            raise UserError("this problem was made by another engine: use engine.problem(...)")
+        if not isinstance(problem, NativeProblem) or self.search is None or self.decide is None or problem.about is not self.decide:
+            raise UserError("this problem was made by another engine, or for images of another shape: use engine.problem(...)")
         return problem, self.search, self.decide
 
     def _elements(self, net: Compiled) -> int:
@@ -201,7 +204,7 @@ class NativeEngine:
         """How many samples' margins walk down together."""
         first, widest = net.layers[0], max(layer.outputs for layer in net.layers)
         vertices = vertex_numbers(first, first.positions) if domain.has_vertices else 0
-        return max(1, self._elements(net) // ((net.classes - 1) * widest + vertices // 4))
+        return max(1, self._elements(net) // max(1, (net.classes - 1) * widest + vertices // 4))
 
     def _per_sample(self, stage: Stage, problem: NativeProblem) -> int:
         """Rough number of bytes a sample needs."""
@@ -242,3 +245,11 @@ class NativeEngine:
                     continue
                 yield index, result
                 todo = todo[limit:]
+
+
+def _unclear(value_BS: Tensor) -> Tensor:
+    """Samples that products in float32 neither prove nor clearly miss, or overflowed on, [B]."""
+    if not value_BS.shape[1]:  # a single class
+        return torch.zeros(len(value_BS), dtype=torch.bool, device=value_BS.device)
+    least_B, most_B = value_BS.amin(1), value_BS.abs().amax(1)
+    return ~torch.isfinite(most_B) | ((least_B <= 0) & (least_B > -NEAR * most_B))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from cure_ray.bounds.native.compiled import Compiled
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.relaxation import LayerBounds
 
@@ -16,6 +17,7 @@ class NativeProblem:
     domain: Domain
     y_B: Tensor
     usable_B: Tensor  # False where a pixel is NaN or infinite: such samples get NaN margins
+    about: Compiled  # the network that everything here is proven of
     known: list[LayerBounds] | None = None  # hidden bounds that CROWN has proven, their sizes as its own products need them
     bounds: list[LayerBounds] | None = None
     margins_BS: Tensor | None = None

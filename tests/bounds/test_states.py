@@ -1,0 +1,121 @@
+"""Bounds whatever state torch and the network are in: autocast, other kernels, tensors changed in place, problems of another network."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cure_ray.bounds.arithmetic import exact_arithmetic
+from cure_ray.bounds.native.engine import NativeEngine
+from cure_ray.bounds.native.problem import NativeProblem
+from cure_ray.errors import UserError
+from cure_ray.networks.models import Network
+from cure_ray.threats.balls import Ball
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "soundness"))
+from soundness_points import true_margins
+from soundness_single import convolutions, matrices
+
+STAGES = ("ibp", "crown-ibp", "crown", "alpha-crown")
+
+
+def asked(engine: NativeEngine, norm: str = "linf", eps: float = 1e-9) -> tuple[NativeProblem, torch.Tensor]:
+    """Ten images and their labels; the margins at the images are the true ones but for the radius."""
+    x = torch.rand(10, 2, 14, 14, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    with torch.no_grad():
+        logits = engine.network(x)
+    y = logits.argmax(1)
+    return engine.problem(x, y, Ball(norm, eps)), true_margins(logits, y)
+
+
+@pytest.mark.parametrize("make", [convolutions, matrices])
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast_does_not_reach_the_bounds(make, inside):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+        engine = NativeEngine(make(0), "cpu")
+    assert engine.prove is not engine.decide, "autocast kept float32 from proving"
+    plain = [engine.margins(asked(engine)[0], stage) for stage in STAGES]
+    problem, truth = asked(engine)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [engine.margins(problem, stage) for stage in STAGES]
+        assert torch.is_autocast_enabled("cpu")
+    for stage, margins, alone in zip(STAGES, found, plain, strict=True):
+        assert (margins <= truth + 1e-12).all(), stage
+        if stage != "alpha-crown":
+            assert torch.equal(margins, alone), stage
+
+
+def test_kernels_that_mix_neighbours_are_not_used_for_large_batches():
+    """Without oneDNN torch multiplies small batches directly and large ones by NNPACK."""
+    torch.manual_seed(0)
+    maps = [nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 3)]
+    network = Network(maps, (8, 16, 16), 3).double().eval()
+    x = torch.rand(40, 8, 16, 16, dtype=torch.float64)
+    x[..., 8:] *= 1e-6  # a dark half beside a bright one
+    with torch.no_grad():
+        logits = network(x)
+    y = logits.argmax(1)
+    with torch.backends.mkldnn.flags(enabled=False):
+        engine = NativeEngine(network, "cpu")
+        problem = engine.problem(x, y, Ball("linf", 1e-12))
+        for stage in ("ibp", "crown"):
+            assert (engine.margins(problem, stage) <= true_margins(logits, y) + 1e-13).all(), stage
+    with torch.backends.nnpack.flags(enabled=True), exact_arithmetic():
+        assert not torch.backends.nnpack.set_flags(False)[0]
+
+
+def test_a_problem_belongs_to_the_network_it_was_made_for():
+    first, second = NativeEngine(matrices(0), "cpu"), NativeEngine(matrices(1), "cpu")
+    problem, _ = asked(first)
+    with pytest.raises(UserError, match="another engine"):
+        second.margins(problem, "crown")
+    with pytest.raises(UserError, match="another engine"):
+        second.branch(problem, 1.0, 4)
+    flat = NativeEngine(nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)).eval())
+    wide = flat.problem(torch.rand(2, 2, 3, 6), torch.tensor([0, 1]), Ball("l2", 0.1))
+    flat.problem(torch.rand(2, 3, 2, 6), torch.tensor([0, 1]), Ball("l2", 0.1))
+    with pytest.raises(UserError, match="images of another shape"):
+        flat.margins(wide, "ibp")
+
+
+def test_a_network_that_changes_in_place_is_bounded_as_it_was_compiled():
+    network = matrices(0)
+    engine = NativeEngine(network, "cpu")
+    problem, _ = asked(engine)
+    before = engine.margins(problem, "crown")
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(-1.5)
+    assert torch.equal(engine.margins(problem, "crown"), before)
+
+
+def test_what_overflows_in_float32_is_handed_on_in_float64():
+    network, generator = matrices(2), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for layer in network:
+            if isinstance(layer, nn.Linear):
+                rows, columns = (torch.randint(-40, 41, (n,), generator=generator).double().exp2() for n in layer.weight.shape)
+                layer.weight.mul_(rows[:, None] * columns)
+                layer.bias.mul_(rows)
+    engine = NativeEngine(network, "cpu")
+    assert engine.prove is not engine.decide
+    problem, truth = asked(engine)
+    with exact_arithmetic():
+        alone = engine._crown(engine.prove, problem.domain, problem.y_B, "crown")
+    assert not torch.isfinite(alone).all(), "nothing overflows here"
+    for stage in STAGES:
+        margins = engine.margins(problem, stage)
+        assert torch.isfinite(margins).all(), stage
+        assert (margins <= truth + 1e-9 * truth.abs()).all(), stage
+
+
+@pytest.mark.parametrize("widths", [(20, 30, 1), (200, 150, 150, 1)])
+def test_a_network_of_one_class_has_no_margins(widths):
+    layers = [m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())][:-1]
+    engine = NativeEngine(Network([nn.Flatten(), *layers], (1, 1, widths[0]), 1).eval())
+    problem = engine.problem(torch.rand(2, 1, 1, widths[0]), torch.zeros(2, dtype=torch.long), Ball("linf", 0.1))
+    for stage in ("ibp", "crown-ibp", "crown"):
+        assert engine.margins(problem, stage).shape == (2, 0)
