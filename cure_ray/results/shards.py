@@ -18,7 +18,7 @@ from cure_ray.results.schema import SCHEMA, check_schema
 _Doubles = np.ndarray[Any, np.dtype[np.float64]]
 _JOB = b"cure_ray_job"  # file metadata: the job as JSON, so that every shard explains itself
 _REPLACES = b"cure_ray_replaces"  # file metadata: the shards a compacted file was made of
-_THIN = b"cure_ray_thin"  # file metadata: the columns do not say what they mean, which is a third of a small file
+_THIN = b"cure_ray_thin"  # file metadata: no statistics, and columns that do not say what they mean: half of a small file
 _PLAIN = pa.schema([pa.field(f.name, f.type, f.nullable) for f in SCHEMA])
 
 
@@ -28,10 +28,15 @@ def serialise(table: pa.Table, job: Job, replaces: Sequence[str]) -> bytes:
 
 
 def _bytes(table: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    schema = _PLAIN if _THIN in metadata else SCHEMA
-    plain = table.cast(schema).replace_schema_metadata(metadata)  # a table that was read names the entries of lists differently
-    pq.write_table(plain, buffer, compression="zstd", write_page_checksum=True)
+    buffer, thin = io.BytesIO(), _THIN in metadata
+    plain = table.cast(
+        _PLAIN.with_metadata(None) if thin else SCHEMA.with_metadata(metadata)
+    )  # a table that was read names the entries of lists differently
+    options = {"compression": "zstd", "write_page_checksum": True, "store_schema": not thin, "write_statistics": not thin}
+    with pq.ParquetWriter(buffer, plain.schema, **options) as writer:
+        writer.write_table(plain)
+        if thin:
+            writer.add_key_value_metadata(metadata)
     return buffer.getvalue()
 
 
