@@ -1,7 +1,9 @@
 """Arithmetic that decides, and what counts as running out of memory."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -15,19 +17,12 @@ def out_of_memory(error: BaseException) -> bool:
 def exact_arithmetic() -> Iterator[None]:
     """Neither autocast nor TF32 or bfloat16 inside float32, deterministic kernels, no NNPACK (whose convolutions mix neighbours from 16
     images on), and subnormal numbers kept while bounds are computed; the caller's settings come back afterwards."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    saved = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32)
-    inside = [getattr(torch.backends.mkldnn, part) for part in ("conv", "matmul")]  # torch does not type them
-    precisions = [part.fp32_precision for part in inside]
     flushing = not bool(torch.full((), 2.0**-1074, dtype=torch.float64) * 1)
-    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = False, True, False, False
-    for part in inside:
-        part.fp32_precision = "ieee"
     if flushing:
         torch.set_flush_denormal(False)
     try:
         with ExitStack() as off:
-            off.enter_context(torch.backends.nnpack.flags(enabled=False))
+            off.enter_context(_of_the_process())
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     off.enter_context(torch.autocast(device, enabled=False))
@@ -35,6 +30,44 @@ def exact_arithmetic() -> Iterator[None]:
     finally:
         if flushing:
             torch.set_flush_denormal(True)
-        for part, precision in zip(inside, precisions, strict=True):
-            part.fp32_precision = precision
-        cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, matmul.allow_tf32 = saved
+
+
+_LOCK = threading.Lock()
+_HELD: list[Callable[[], None]] = []  # what gives the settings back, once for everybody who computes bounds at this moment
+
+
+@contextmanager
+def _of_the_process() -> Iterator[None]:
+    """Settings that all threads share: the first that enters sets them, the last that leaves gives them back."""
+    with _LOCK:
+        _HELD.append(_HELD[0] if _HELD else _set_exact())
+    try:
+        yield
+    finally:
+        with _LOCK:
+            give_back = _HELD.pop()
+            if not _HELD:
+                give_back()
+
+
+def _set_exact() -> Callable[[], None]:
+    """Set them; the function returned gives back what was there. Only `fp32_precision` is read: torch refuses to read `allow_tf32` where
+    a program has used both."""
+    backends: Any = torch.backends  # torch does not type all of its parts
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    products = [(backends.cuda.matmul, backends), (cudnn.conv, cudnn), (mkldnn.conv, mkldnn), (mkldnn.matmul, mkldnn)]
+    precisions = [part.fp32_precision for part, _ in products]
+    inherited = [precision == above.fp32_precision for precision, (_, above) in zip(precisions, products, strict=True)]
+    chosen = (cudnn.deterministic, cudnn.benchmark)
+    (nnpack,) = backends.nnpack.set_flags(False)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    for part, _ in products:
+        part.fp32_precision = "ieee"
+
+    def give_back() -> None:
+        for (part, _), precision, follows in zip(products, precisions, inherited, strict=True):
+            part.fp32_precision = "none" if follows else precision  # what follows the setting above it goes on following
+        cudnn.deterministic, cudnn.benchmark = chosen
+        backends.nnpack.set_flags(nnpack)
+
+    return give_back

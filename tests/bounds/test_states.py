@@ -1,7 +1,9 @@
 """Bounds whatever state torch and the network are in: autocast, other kernels, tensors changed in place, problems of another network."""
 
 import itertools
+import operator
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,51 @@ def test_kernels_that_mix_neighbours_are_not_used_for_large_batches():
         assert not torch.backends.nnpack.set_flags(False)[0]
 
 
+def precisions() -> list[str]:
+    backends = torch.backends
+    parts = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.conv, backends.mkldnn.matmul, backends.mkldnn)
+    return [part.fp32_precision for part in parts]
+
+
+@pytest.mark.parametrize("where", ["cuda.matmul", "mkldnn", "mkldnn.conv", "cudnn"])
+def test_precisions_that_a_program_has_chosen_come_back_and_are_inherited_as_before(where):
+    """Also those of torch's newer settings, beside which it refuses to read the older ones."""
+    chosen = operator.attrgetter(where)(torch.backends)
+    default = precisions()
+    try:
+        chosen.fp32_precision = "tf32"
+        before = precisions()
+        with exact_arithmetic():
+            assert precisions()[:4] == ["ieee"] * 4
+        assert precisions() == before != default
+    finally:
+        chosen.fp32_precision = "none"
+    assert precisions()[2:] == default[2:]
+
+
+def test_bounds_in_two_threads_keep_exact_arithmetic_until_the_last_is_done():
+    inside, entered, left = [], threading.Event(), threading.Event()
+
+    def other() -> None:
+        with exact_arithmetic():
+            entered.set()
+            left.wait(10)
+            inside.extend(precisions()[:4])
+
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    try:
+        thread = threading.Thread(target=other)
+        with exact_arithmetic():
+            thread.start()
+            assert entered.wait(10)
+        left.set()
+        thread.join()
+        assert inside == ["ieee"] * 4
+        assert torch.backends.mkldnn.conv.fp32_precision == "bf16"
+    finally:
+        torch.backends.mkldnn.conv.fp32_precision = "none"
+
+
 def test_a_problem_belongs_to_the_network_it_was_made_for():
     first, second = NativeEngine(matrices(0), "cpu"), NativeEngine(matrices(1), "cpu")
     problem, _ = asked(first)
@@ -81,7 +128,7 @@ def test_a_problem_belongs_to_the_network_it_was_made_for():
         flat.margins(wide, "ibp")
 
 
-def test_a_network_that_changes_in_place_is_bounded_as_it_was_compiled():
+def test_a_problem_is_about_the_network_as_it_was_when_the_problem_was_made():
     network = matrices(0)
     engine = NativeEngine(network, "cpu")
     problem, _ = asked(engine)
@@ -90,6 +137,12 @@ def test_a_network_that_changes_in_place_is_bounded_as_it_was_compiled():
         for parameter in network.parameters():
             parameter.mul_(-1.5)
     assert torch.equal(engine.margins(problem, "crown"), before)
+    changed, truth = asked(engine)
+    found = engine.margins(changed, "crown")
+    assert (found <= truth + 1e-12).all()
+    assert not torch.equal(found, before)
+    with pytest.raises(UserError, match="another engine"):
+        engine.margins(problem, "crown")
 
 
 def test_what_overflows_in_float32_is_handed_on_in_float64():

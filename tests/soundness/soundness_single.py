@@ -58,7 +58,8 @@ def check_single() -> None:
 
 
 def _check_states() -> None:
-    """Autocast stays outside, fast kernels are found out at the sizes where they begin, and a problem is of one network."""
+    """Autocast stays outside, fast kernels are found out at the sizes where they begin, and a problem is of one network as it is."""
+    from cure_ray.bounds.arithmetic import exact_arithmetic
     from cure_ray.bounds.native.affine import Affine
     from cure_ray.bounds.native.engine import NativeEngine
     from cure_ray.bounds.native.single import _promised
@@ -77,6 +78,18 @@ def _check_states() -> None:
         pass
     else:
         raise AssertionError("what was proven of another network is believed")
+    changing = matrices(0)
+    later = NativeEngine(changing, "cpu")
+    later.problem(x, y, Ball("linf", 1e-9))
+    with torch.no_grad():
+        changing[-1].weight.neg_()
+        logits = changing(x)
+    changed = later.margins(later.problem(x, y, Ball("linf", 1e-9)), "crown")
+    assert bool((changed <= true_margins(logits, y) + 1e-9).all()), "what was proven of a network before it changed is believed"
+    with exact_arithmetic():
+        with exact_arithmetic():
+            pass
+        assert torch.backends.mkldnn.conv.fp32_precision == "ieee", "settings are given back while bounds are computed"
 
     class Rough(Affine):
         """Eleven bits in the factors, from sixteen rows on. In sums of 4,096 terms what that loses evens out, but in those of one."""
@@ -181,7 +194,7 @@ def _check_matrices() -> None:
         for layer in quick[:2]:
             least = unit / (1 - unit) / (1 - unit)  # of magnitudes that are multiplied in float32 themselves
             assert layer.lost >= least, "less is charged than a product in float32 may lose"
-        assert [layer.single_up for layer in quick] == [False, True, False], "the first layer or the last is read in float32"
+        assert not any(layer.single_up for layer in quick), "intervals of a matrix, or the image, are read in float32"
         assert [layer.single_down for layer in quick] == [True, True, False], "the last layer is read in float32"
         assert not _promised(replace(quick[1], weight=quick[1].weight + 1e-3, cache={}), exact.layers[1]), "a wrong matrix was believed"
     for long in (2**13 + 1, 2**13):

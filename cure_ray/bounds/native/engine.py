@@ -36,7 +36,8 @@ NEAR = 0.02  # margins that miss 0 by less, measured by the sample's largest, ma
 
 
 class NativeEngine:
-    """Bounds for one network on one device. `memory_budget` (bytes) is for the tensors of a batch, besides the weights."""
+    """Bounds for one network on one device. `memory_budget` (bytes) is for the tensors of a batch, besides the weights. A problem is
+    about the network as it is when the problem is made; what is changed behind torch's back (`tensor.data`) goes unnoticed."""
 
     name = "native"
     version = __version__
@@ -57,17 +58,21 @@ class NativeEngine:
         self.search: Compiled | None = None
         self.decide: Compiled | None = None
         self.prove: Compiled | None = None  # decides what is clear
+        self._read = list[tuple[int, int]]()  # the network's tensors as they were compiled
         shape = input_shape or getattr(network, "input_shape", None)
         if shape is not None:
             self._compile(tuple(shape))
 
     def _compile(self, shape: tuple[int, ...]) -> tuple[Compiled, Compiled]:
-        if self.search is None or self.decide is None or self.search.in_shape != shape:
-            compiled = compile_network(self.network, shape)
-            check_outputs(self.network, compiled)
-            self.search = compiled.to(self.device, torch.float32)
-            self.decide = compiled.to(self.device, torch.float64)
-            self.prove = with_single_products(self.decide) if self.effort.single else self.decide
+        now = _tensors(self.network)
+        if self.search is None or self.decide is None or self.search.in_shape != shape or self._read != now:
+            with exact_arithmetic():
+                compiled = compile_network(self.network, shape)
+                check_outputs(self.network, compiled)
+                self.search = compiled.to(self.device, torch.float32)
+                self.decide = compiled.to(self.device, torch.float64)
+                self.prove = with_single_products(self.decide) if self.effort.single else self.decide
+            self._read = now
         return self.search, self.decide
 
     @torch.no_grad()
@@ -245,6 +250,12 @@ class NativeEngine:
                     continue
                 yield index, result
                 todo = todo[limit:]
+
+
+def _tensors(network: nn.Module) -> list[tuple[int, int]]:
+    """Which tensors a network has at the moment, and how often each was changed in place (tensors of inference mode do not tell)."""
+    every = [*network.parameters(), *network.buffers()]
+    return [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in every]
 
 
 def _unclear(value_BS: Tensor) -> Tensor:

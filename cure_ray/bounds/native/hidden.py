@@ -59,7 +59,8 @@ def hidden_bounds(nets: Nets, problem: NativeProblem, effort: Effort, elements: 
 
 def _as_affordable(nets: Nets, problem: NativeProblem, effort: Effort, elements: Elements) -> list[LayerBounds]:
     """CROWN for every hidden layer, and optimised bounds of the neurons that cost the open margins most."""
-    search, prove, domain = nets.search, nets.prove, problem.domain
+    overflowing = any(not torch.isfinite(b.scale_BN).all() for b in problem.known or ())
+    search, prove, domain = nets.search, nets.decide if overflowing else nets.prove, problem.domain
     known = problem.known or crown_bounds(prove, domain, elements(prove))
     C_BSK = margin_rows(problem.y_B, search.classes, torch.float64)
     open_BS = best_of_slopes(prove, domain, known, [Relaxation.of(b) for b in known], C_BSK) <= 0

@@ -114,7 +114,8 @@ def interval_layer(layer: Affine, below: LayerBounds, gamma: float) -> LayerBoun
     scale_BN = torch.zeros_like(centre_BN)
     if gamma:
         scale_BN = layer.magnitude(below.reach()) + layer.bias_scale_N
-        radius_BN = radius_BN + (3 * gamma + layer.lost) * scale_BN
+        lost = layer.lost if layer.single_up else 4 * gamma * layer.lost  # what magnitudes in float32 fall short of
+        radius_BN = radius_BN + (3 * gamma + lost) * scale_BN
     return LayerBounds(centre_BN - radius_BN, centre_BN + radius_BN, scale_BN, layer.carried_N)
 
 
