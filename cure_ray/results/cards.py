@@ -69,9 +69,11 @@ def made(folder: Path, entry: Entry) -> Iterator[str]:
         return
     experiment = load_experiment((folder if entry.run is None else folder.parent / entry.run) / EXPERIMENT)
     where = "" if entry.run is None else f" of {entry.run}, which is the same network under another protocol,"
+    start = experiment.training.start_from
+    begun = "" if start is None else f"from the weights of {start}, "
     yield (
         f"Trained here: {experiment.network.name}, width {experiment.network.width:g}, method {experiment.training.method}, "
-        f"{experiment.dataset.train_size} training images, {experiment.training.epochs} epochs, "
+        f"{experiment.dataset.train_size} training images, {experiment.training.epochs} epochs, {begun}"
         f"seed {experiment.seed} (experiment.yaml{where} has every setting)."
     )
 

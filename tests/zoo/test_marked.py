@@ -64,17 +64,17 @@ def test_methods_are_compared_by_their_networks_in_the_zoo() -> None:
 
 
 def test_two_experiments_of_one_name_are_not_compared_as_one(tmp_path: Path) -> None:
-    entries = [read_manifest(ROOT / "zoo").find(name) for name in ("union-mnist-s0", "union-mnist-s1")]
+    entries = [read_manifest(ROOT / "zoo").find(name) for name in ("union-mnist-finish-s0", "union-mnist-finish-s1")]
     for entry in entries:
         shutil.copytree(ROOT / "zoo" / entry.folder / "results", tmp_path / entry.folder / "results")
     write_manifest(tmp_path, Manifest(entries=tuple(entries)))
     marks = f"<!-- zoo:methods {PROTOCOL} -->\n<!-- /zoo -->\n"
-    assert "| union-mnist-2 |" in fill(marks, tmp_path)  # two seeds of one
+    assert "| union-mnist-finish-joint |" in fill(marks, tmp_path)  # two seeds of one
     about = tmp_path / entries[1].folder / "results" / "runs" / f"{entries[1].identity}.json"
     known = json.loads(about.read_text())
     known["experiment"]["training"]["lr"] *= 2
     about.write_text(json.dumps(known))
-    with pytest.raises(UserError, match="two different experiments are called 'union-mnist-2'"):
+    with pytest.raises(UserError, match="two different experiments are called 'union-mnist-finish-joint'"):
         fill(marks, tmp_path)
 
 
