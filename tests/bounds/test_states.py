@@ -75,6 +75,42 @@ def precisions() -> list[str]:
     return [part.fp32_precision for part in parts]
 
 
+@pytest.mark.parametrize("named", ["highest", "high", "medium"])
+@pytest.mark.parametrize("allowed", [(False, True), (True, False)])
+def test_older_settings_come_back_and_can_be_read_inside(named, allowed):
+    """torch refuses to read them where they differ from the newer ones, and its own profiler reads them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    try:
+        matmul.allow_tf32, cudnn.allow_tf32 = allowed
+        torch.set_float32_matmul_precision(named)
+        before = (matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision(), precisions())
+        with exact_arithmetic():
+            assert (matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (False, False, "highest")
+        assert (matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision(), precisions()) == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        matmul.allow_tf32, cudnn.allow_tf32 = False, True
+        for part in (matmul, torch.backends.mkldnn.matmul):
+            part.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("new", ["tf32", "ieee"])
+def test_older_settings_beside_newer_ones_are_kept(old, new):
+    cudnn = torch.backends.cudnn
+    try:
+        cudnn.allow_tf32 = old
+        cudnn.conv.fp32_precision = new
+        before = precisions()
+        with exact_arithmetic():
+            assert not cudnn.allow_tf32
+        assert precisions() == before
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32" if old else "none"
+        assert cudnn.allow_tf32 is old
+    finally:
+        cudnn.allow_tf32 = True
+
+
 @pytest.mark.parametrize("where", ["cuda.matmul", "mkldnn", "mkldnn.conv", "cudnn"])
 def test_precisions_that_a_program_has_chosen_come_back_and_are_inherited_as_before(where):
     """Also those of torch's newer settings, beside which it refuses to read the older ones."""
