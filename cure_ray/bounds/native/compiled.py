@@ -140,6 +140,12 @@ def _affine(
     return Affine(weight, bias, floored(scale), shape, (weight.shape[0],))
 
 
+def state_of(network: nn.Module) -> list[tuple[int, int]]:
+    """Which tensors a network has at the moment, and how often each was changed in place (tensors of inference mode do not tell)."""
+    every = [*network.parameters(), *network.buffers()]
+    return [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in every]
+
+
 @torch.no_grad()
 def compile_network(network: nn.Module, input_shape: Shape) -> Compiled:
     """Read a sequential network into affine maps, in float64 on the CPU. Raises UserError for anything not understood."""

@@ -15,7 +15,7 @@ from cure_ray import __version__
 from cure_ray.bounds.arithmetic import exact_arithmetic, out_of_memory
 from cure_ray.bounds.engine import STAGES, Branching, Problem, Stage, check_domain
 from cure_ray.bounds.native.balls import ball_margins, with_balls
-from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images
+from cure_ray.bounds.native.compiled import Compiled, check_outputs, compile_network, flatten_images, state_of
 from cure_ray.bounds.native.domain import Domain
 from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.hidden import Nets, hidden_bounds, proven_bounds
@@ -64,7 +64,7 @@ class NativeEngine:
             self._compile(tuple(shape))
 
     def _compile(self, shape: tuple[int, ...]) -> tuple[Compiled, Compiled]:
-        now = _tensors(self.network)
+        now = state_of(self.network)
         if self.search is None or self.decide is None or self.search.in_shape != shape or self._read != now:
             with exact_arithmetic():
                 compiled = compile_network(self.network, shape)
@@ -250,12 +250,6 @@ class NativeEngine:
                     continue
                 yield index, result
                 todo = todo[limit:]
-
-
-def _tensors(network: nn.Module) -> list[tuple[int, int]]:
-    """Which tensors a network has at the moment, and how often each was changed in place (tensors of inference mode do not tell)."""
-    every = [*network.parameters(), *network.buffers()]
-    return [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in every]
 
 
 def _unclear(value_BS: Tensor) -> Tensor:
