@@ -164,7 +164,10 @@ def _copy_store(offer: Offer, identity: str, threats: str, target: Path, about: 
     if spent:
         (target / COST).write_text(json.dumps({"cpu_seconds": spent}) + "\n")
     for digest in filter(None, store.read(["witness"]).column("witness").to_pylist()) if offer.witnesses else ():
-        store.files.write_bytes(f"witnesses/{digest}.npy", source.files.read_bytes(f"witnesses/{digest}.npy"))
+        try:
+            store.files.write_bytes(f"witnesses/{digest}.npy", source.files.read_bytes(f"witnesses/{digest}.npy"))
+        except FileNotFoundError:
+            raise UserError(f"{offer.store} has not all of its counterexamples. Say --no-witnesses to leave them out.") from None
     wrong = [f for f in fsck(store) if offer.witnesses or "witness" not in f.what]
     if wrong:
         raise UserError(f"{offer.store} is not whole: {wrong[0]}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""))

@@ -233,7 +233,10 @@ def test_a_network_that_is_certified_anew_takes_the_place_of_the_folder_that_was
 
 def test_the_verdicts_of_a_published_network_go_in_without_its_weights(zoo: Path) -> None:
     there = ROOT / "zoo" / "mmr-universal-mnist" / "results"
-    entry = add(Offer("mmr-universal-mnist", there, "mmr", "MMR-Universal"), zoo)
+    with pytest.raises(UserError, match="--no-witnesses"):
+        add(Offer("mmr-universal-mnist", there, "mmr", "MMR-Universal"), zoo)
+    assert not (zoo / "mmr").exists()
+    entry = add(Offer("mmr-universal-mnist", there, "mmr", "MMR-Universal", witnesses=False), zoo)
     assert (entry.kind, entry.seeds, entry.training, entry.n) == ("published", (), None, 1000)
     assert not [name for name in entry.files if name.endswith((".safetensors", ".npz"))]
     assert read_manifest(ROOT / "zoo").find("mmr-universal-mnist").certification == entry.certification
