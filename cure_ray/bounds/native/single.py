@@ -88,7 +88,7 @@ def _covered(quick: Affine, exact: Affine) -> bool:
     positive = replace(exact, weight=quick.weight_abs, cache={})
     sizes = exact.linear(x.abs(), quick.weight_abs)
     return (
-        (promised(quick.linear, exact.linear, sizes, x) if quick.single_up else True)
+        (not quick.single_up or promised(quick.linear, exact.linear, sizes, x))
         and promised(lambda x: quick.linear_in_single(x, quick.weight_abs), positive.linear, sizes, x.abs())
         and promised(quick.transpose, exact.transpose, positive.transpose(A.abs()), A)
     )
