@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cure_ray.bounds.arithmetic import exact_arithmetic
+from cure_ray.bounds.native.effort import Effort
 from cure_ray.bounds.native.engine import NativeEngine
 from cure_ray.bounds.native.problem import NativeProblem
 from cure_ray.errors import UserError
@@ -199,6 +200,29 @@ def test_what_overflows_in_float32_is_handed_on_in_float64():
         margins = engine.margins(problem, stage)
         assert torch.isfinite(margins).all(), stage
         assert (margins <= truth + 1e-9 * truth.abs()).all(), stage
+
+
+def test_ascents_of_some_neurons_keep_what_float64_has_proven_where_float32_overflows():
+    """Magnitudes of 1e38 in the middle, and less work allowed than all neurons would take."""
+    torch.manual_seed(0)
+    maps = [nn.Linear(256, 200), nn.Linear(200, 200), nn.Linear(200, 200), nn.Linear(200, 5)]
+    with torch.no_grad():
+        for layer in maps:
+            layer.double().weight.mul_(2)
+        for layer, weight, bias in zip(maps, (1e19, 1e19, 1, 1e-38), (1e19, 1e38, 1e38, 1), strict=True):
+            layer.weight.mul_(weight)
+            layer.bias.mul_(bias)
+    network = Network([nn.Flatten(), *[m for layer in maps for m in (layer, nn.ReLU())][:-1]], (1, 16, 16), 5).eval()
+    x = torch.rand(6, 1, 16, 16, generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        logits = network(x)
+    y = logits.argmax(1)
+    engine = NativeEngine(network, "cpu", effort=Effort(work_limit=3000, hidden_iterations=2))
+    problem = engine.problem(x, y, Ball("l2", 0.1))
+    for stage in ("crown", "alpha-crown"):
+        margins = engine.margins(problem, stage)
+        assert torch.isfinite(margins).all(), stage
+        assert (margins <= true_margins(logits, y) + 1e-9).all(), stage
 
 
 @pytest.mark.parametrize("widths", [(20, 30, 1), (200, 150, 150, 1)])
